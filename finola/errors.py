@@ -1,0 +1,32 @@
+"""The errors the library raises on bad input. Each message names the file or field, what was got, what was
+expected and what to do next; the command line prints it as one line and exits with `exit_code`."""
+
+
+class FinolaError(ValueError):
+    """Base of every error finola raises on bad input."""
+
+    exit_code = 2
+
+
+class RecipeError(FinolaError):
+    """A recipe or an option: unknown key, wrong type, value out of range, missing file."""
+
+    exit_code = 2
+
+
+class DataError(FinolaError):
+    """An image, a folder, a shard or an annotation file."""
+
+    exit_code = 3
+
+
+class WeightsError(FinolaError):
+    """A weights file or a checkpoint: damaged, of another architecture, not finite, not to be trusted."""
+
+    exit_code = 4
+
+
+class BitstreamError(FinolaError):
+    """A compressed stream that cannot be decoded."""
+
+    exit_code = 4

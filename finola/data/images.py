@@ -1,0 +1,160 @@
+"""Strict decoding: any picture becomes one defined RGB picture, or a DataError that names the file.
+
+How each Pillow mode becomes 8-bit RGB:
+
+| mode                               | conversion                                                         |
+|------------------------------------|--------------------------------------------------------------------|
+| RGB                                | as it is (Pillow keeps the high byte of 16-bit RGB PNG)            |
+| 1, L                               | grey repeated in the three channels                                |
+| P without transparency             | palette looked up                                                  |
+| RGBA, LA, PA, P with transparency, | composited over white                                              |
+| L and RGB with a transparent colour|                                                                    |
+| CMYK, YCbCr, HSV                   | Pillow's own conversion (no colour profile is applied)             |
+| I;16, I (16-bit values)            | divided by 257 and rounded; values outside 0 .. 65535 are refused  |
+| F                                  | multiplied by 255 and rounded; values outside 0 .. 1 are refused   |
+| animated GIF, WebP, PNG; TIFF pages| the first frame                                                    |
+| any, with an EXIF orientation      | turned upright                                                     |
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from finola.errors import DataError
+
+MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")
+
+
+def decode_image(
+    source: str | Path | bytes | BinaryIO,
+    *,
+    name: str | None = None,
+    max_pixels: int = MAX_PIXELS,
+    draft: int | None = None,
+) -> Image.Image:
+    """Decode one picture to an upright RGB PIL image.
+
+    Args:
+        source: a path, the bytes of a file, or an open binary file.
+        name: what an error calls the picture (default: its path).
+        max_pixels: pictures whose header declares more pixels are refused before any pixel is allocated.
+            Beyond 178,956,970 pixels Pillow itself refuses, unless PIL.Image.MAX_IMAGE_PIXELS is raised.
+        draft: a shorter side in pixels; a much larger JPEG may be decoded at 1/2, 1/4 or 1/8 of its size
+            (several times faster) as long as both sides stay at least twice this.
+
+    Raises:
+        DataError: a missing, empty, unreadable, truncated or oversized file, or one that is no image.
+    """
+    name = name or _name_of(source)
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            _check_pixels(image, name, max_pixels)
+            if draft:
+                image.draft(None, (2 * draft, 2 * draft))
+            image.load()
+            return to_rgb(ImageOps.exif_transpose(image), name)
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{name}: more pixels than Pillow decodes ({error}); resize the picture") from error
+    except FileNotFoundError as error:
+        what = "is a link to a file that is not there" if os.path.islink(name) else "no such file"
+        raise DataError(f"{name}: {what}; check the path") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{name}: is a directory, expected an image file") from error
+    except PermissionError as error:
+        raise DataError(f"{name}: no permission to read it; check the file's mode") from error
+    except UnidentifiedImageError as error:
+        raise DataError(f"{name}: {_why_not_an_image(source)}; expected one of {' '.join(SUFFIXES)}") from error
+    except Exception as error:  # a damaged body makes Pillow's decoders raise almost anything
+        message = f"{name}: damaged image ({type(error).__name__}: {error}); replace or remove the file"
+        raise DataError(" ".join(message.split())) from error
+
+
+def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
+    """Convert a decoded PIL image of any mode to RGB as the table above says."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return _scale_to_8_bit(image, name)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """An RGB PIL image as (3, H, W) float32 in [0, 1]."""
+    return to_uint8(image).float().div_(255)
+
+
+def to_uint8(image: Image.Image) -> Tensor:
+    """An RGB PIL image as (3, H, W) uint8."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def to_image(tensor: Tensor) -> Image.Image:
+    """(3, H, W) floats, clamped to [0, 1] and rounded to 8 bits, as an RGB PIL image.
+
+    Raises:
+        DataError: a value that is not finite.
+    """
+    tensor = tensor.detach().float().cpu()
+    if not torch.isfinite(tensor).all():
+        raise DataError("cannot make a picture of values that are not finite (NaN or infinity)")
+    pixels = tensor.clamp(0, 1).mul(255).round().to(torch.uint8)
+    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def resize_shorter(image: Image.Image, size: int) -> Image.Image:
+    """Resize so that the shorter side is `size`, larger or smaller than it was: antialiased bilinear."""
+    width, height = image.size
+    shorter = min(width, height)
+    target = (max(size, round(width * size / shorter)), max(size, round(height * size / shorter)))
+    return image if target == image.size else image.resize(target, Image.Resampling.BILINEAR)
+
+
+def center_crop(image: Image.Image, size: int) -> Image.Image:
+    """The centre `size` x `size` of an image no smaller than that; an odd margin is larger right and below."""
+    x, y = (image.width - size) // 2, (image.height - size) // 2
+    return image.crop((x, y, x + size, y + size))
+
+
+def _check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
+    if image.width * image.height > max_pixels:
+        raise DataError(
+            f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; "
+            "resize the picture or raise max_pixels"
+        )
+
+
+def _scale_to_8_bit(image: Image.Image, name: str) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
+    top = 1.0 if image.mode == "F" else 65535.0
+    if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= top):
+        raise DataError(
+            f"{name}: mode {image.mode} with values from {values.min():g} to {values.max():g}, "
+            f"expected 0 to {top:g}; rescale the picture"
+        )
+    return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8)).convert("RGB")
+
+
+def _name_of(source: str | Path | bytes | BinaryIO) -> str:
+    if isinstance(source, bytes):
+        return f"image of {len(source)} bytes"
+    return str(source if isinstance(source, str | Path) else getattr(source, "name", "image"))
+
+
+def _why_not_an_image(source: str | Path | bytes | BinaryIO) -> str:
+    empty = len(source) == 0 if isinstance(source, bytes) else False
+    if isinstance(source, str | Path):
+        empty = os.path.getsize(source) == 0
+    return "is empty" if empty else "is not an image that can be read"

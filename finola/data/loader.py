@@ -1,0 +1,230 @@
+"""Batches that are a function of (seed, epoch, position): the same with any number of workers and processes,
+and resumed in mid-epoch exactly where they stopped.
+
+`BatchOrder` decides which images make up which batch, and holds the position. A loader turns that order into
+tensors: `FolderLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the device.
+Lightning finds `state_dict` and `load_state_dict` on the loader and `set_epoch` on `loader.sampler`, and keeps all
+three up to date by itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from finola.data.images import center_crop, resize_shorter, to_uint8
+from finola.data.transforms import Augment, apply_crop, epoch_order, random_crops
+from finola.errors import DataError, RecipeError
+
+Batch = dict[str, Tensor]
+
+
+class BatchOrder:
+    """The images of every batch of every epoch, for one of `world_size` processes.
+
+    An epoch is one order of all images, cut into global batches of `batch_size * world_size`; each process takes its
+    slice of each. So two processes at half the batch size see the same global batches as one.
+
+    Args:
+        length: number of images.
+        batch_size: images a batch in this process.
+        shuffle: a new order every epoch; otherwise 0 ... length - 1.
+        drop_last: leave out the last global batch if it is not full.
+    """
+
+    def __init__(
+        self, length: int, batch_size: int, *, shuffle: bool, seed: int = 0, rank: int = 0, world_size: int = 1,
+        drop_last: bool = True,
+    ):
+        if batch_size < 1 or not 0 <= rank < world_size:
+            raise RecipeError(f"batch_size {batch_size}, rank {rank} of {world_size}: expected batch_size >= 1, rank < world")
+        self.length, self.global_batch = length, batch_size * world_size
+        self.shuffle, self.seed, self.rank, self.world_size, self.drop_last = shuffle, seed, rank, world_size, drop_last
+        self.epoch = 0
+        self.position = 0  # batches handed out in this epoch
+        self._resume_at = 0
+        if len(self) == 0:
+            raise DataError(f"{length} images do not fill one batch of {self.global_batch}; take a smaller batch size")
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same in each process but for a last one with fewer images than processes."""
+        full, rest = divmod(self.length, self.global_batch)
+        return full + (not self.drop_last and self.rank < rest)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of another epoch; the present one goes on where it is."""
+        if epoch != self.epoch:
+            self.epoch, self.position, self._resume_at = epoch, 0, 0
+
+    def start(self) -> int:
+        """Begin an epoch, or go on in it after `load_state_dict`; returns the first batch."""
+        self.position, self._resume_at = self._resume_at, 0
+        return self.position
+
+    def batches(self, first: int) -> Iterator[np.ndarray]:
+        """The image indices, (n,) int64, of this process's batches from number `first` to the end of the epoch."""
+        order = epoch_order(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
+        for number in range(first, len(self)):
+            whole = order[number * self.global_batch : (number + 1) * self.global_batch]
+            yield np.array_split(whole, self.world_size)[self.rank]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "position": self.position, **self._identity()}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Raises RecipeError if the state belongs to another data set, seed or global batch size."""
+        different = [
+            f"{key}: saved {state.get(key)}, now {value}" for key, value in self._identity().items() if state.get(key) != value
+        ]
+        if different:
+            raise RecipeError(f"cannot resume in mid-epoch with other batches ({'; '.join(different)})")
+        self.epoch, self.position = state["epoch"], state["position"]
+        self._resume_at = self.position
+
+    def _identity(self) -> dict[str, int]:
+        return {"images": self.length, "global_batch": self.global_batch, "seed": self.seed}
+
+
+class Loader(ABC):
+    """What both loaders share: epochs, resume, and the count of images left out because they could not be decoded.
+
+    Iterating yields {"image": (B, 3, S, S) float32 in [0, 1], "label": (B,) int64, "index": (B,) int64}.
+    """
+
+    def __init__(self, order: BatchOrder):
+        self.sampler = order  # the name under which Lightning looks for set_epoch
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        # a generator: nothing is decided before the first batch is asked for, since Lightning makes the iterator
+        # first and sets the epoch later
+        for batch in self._batches(self.sampler.start()):
+            self.sampler.position += 1  # counted when handed out, not when a worker prefetches it
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.sampler.load_state_dict(state)
+
+    @abstractmethod
+    def _batches(self, first: int) -> Iterator[Batch]:
+        """Batches number `first` and on of the present epoch."""
+
+    def _leave_out(self, errors: list[str], left: int) -> None:
+        """Count and report images that a training batch has to do without; raise if none is left."""
+        for error in errors:
+            warnings.warn(f"image left out of training: {error}", stacklevel=3)
+        self.skipped += len(errors)
+        if left == 0:
+            raise DataError(f"no image of a whole batch can be decoded; the last one: {errors[-1]}")
+
+
+class FolderLoader(Loader):
+    """Decodes files in worker processes. See `build_loader`."""
+
+    def __init__(self, samples: _Samples, order: BatchOrder, *, num_workers: int):
+        super().__init__(order)
+        self._strict = samples.augment is None
+        self._numbers = _Numbers(order)
+        self._loader = DataLoader(
+            samples,
+            batch_sampler=self._numbers,
+            num_workers=num_workers,
+            collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+        )
+
+    def _batches(self, first: int) -> Iterator[Batch]:
+        self._numbers.first = first
+        for images, labels, indices, errors in self._loader:
+            if errors and self._strict:
+                raise DataError(errors[0])
+            if errors:
+                self._leave_out(errors, len(indices))
+            yield {"image": images.float().div_(255), "label": labels, "index": indices}
+
+
+def build_loader(
+    dataset, *, batch_size: int, image_size: int, train: bool, seed: int = 0, num_workers: int = 0, rank: int = 0,
+    world_size: int = 1, crop_scale: tuple[float, float] = (0.2, 1.0), hflip: bool = True, drop_last: bool | None = None,
+) -> FolderLoader:
+    """A loader over a data set of `finola.data`.
+
+    Training: shuffled, RandomResizedCrop (bicubic, antialiased) and flip; an image that cannot be decoded is left
+    out of its batch, counted in `loader.skipped` and reported with a warning. Evaluation (`train=False`): in order,
+    shorter side resized to `image_size` (antialiased bilinear), centre crop; such an image raises DataError.
+
+    Args:
+        batch_size: images a batch in this process.
+        drop_last: leave out an incomplete last batch; by default when training.
+    """
+    drop_last = train if drop_last is None else drop_last
+    order = BatchOrder(
+        len(dataset), batch_size, shuffle=train, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last
+    )
+    augment = Augment(crop_scale, hflip) if train else None
+    return FolderLoader(_Samples(dataset, image_size, seed, augment), order, num_workers=num_workers)
+
+
+class _Numbers:
+    """Batches of (epoch, index), so that workers need no state of their own and can live on between epochs."""
+
+    def __init__(self, order: BatchOrder):
+        self.order = order
+        self.first = 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        for indices in self.order.batches(self.first):
+            yield [(self.order.epoch, int(index)) for index in indices]
+
+
+class _Samples:
+    """(epoch, index) -> ((3, S, S) uint8, label, index), or the message of the DataError."""
+
+    def __init__(self, dataset, image_size: int, seed: int, augment: Augment | None):
+        self.dataset, self.image_size, self.seed, self.augment = dataset, image_size, seed, augment
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: tuple[int, int]) -> tuple[Tensor, int, int] | str:
+        epoch, index = number
+        try:
+            image = self.dataset.load(index)
+        except DataError as error:
+            return str(error)
+        if self.augment is None:
+            image = center_crop(resize_shorter(image, self.image_size), self.image_size)
+        else:
+            size = np.array([[image.height, image.width]])
+            crops = random_crops(size, np.array([index]), seed=self.seed, epoch=epoch, augment=self.augment)
+            image = apply_crop(image, crops.boxes[0], bool(crops.flips[0]), self.image_size)
+        return to_uint8(image), int(self.dataset.labels[index]), index
+
+
+def _collate(samples: list) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    errors = [sample for sample in samples if isinstance(sample, str)]
+    good = [sample for sample in samples if not isinstance(sample, str)]
+    if not good:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return nothing, nothing, nothing, errors
+    images, labels, indices = zip(*good, strict=True)
+    return torch.stack(images), torch.tensor(labels), torch.tensor(indices), errors

@@ -1,0 +1,96 @@
+"""Random crops that depend on (seed, epoch, index) alone.
+
+Every random number of the data pipeline is a hash of these three, so a sample's augmentation and an epoch's
+order are the same whatever the number of workers or processes, after a resume, and on every platform.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+ATTEMPTS = 10  # crops tried before the largest centre crop is taken
+RATIO = (3 / 4, 4 / 3)  # width over height of a crop
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """RandomResizedCrop with a flip: share of the area kept, and whether half of the crops are mirrored."""
+
+    scale: tuple[float, float] = (0.2, 1.0)
+    hflip: bool = True
+
+
+@dataclass(frozen=True)
+class Crops:
+    """One crop for each of n images."""
+
+    boxes: np.ndarray  # (n, 4) float64: left, top, right, bottom in pixels
+    flips: np.ndarray  # (n,) bool: mirrored left to right
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of `length` images in one epoch, (length,) int64: they are sorted by their hashes."""
+    return np.argsort(_hash(seed, epoch, np.arange(length)), kind="stable")
+
+
+def random_crops(sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: int, augment: Augment) -> Crops:
+    """Draw a crop for each image: area uniform in `augment.scale`, log aspect ratio uniform in RATIO, position
+    uniform. Boxes are not rounded to pixels, so an image stored smaller gets the same crop of the scene.
+
+    Args:
+        sizes: (n, 2) heights and widths.
+        indices: (n,) the images' places in the data set.
+    """
+    height, width = np.asarray(sizes, dtype=np.float64).T  # (n,) each
+    draws = uniforms(seed, epoch, indices, 2 * ATTEMPTS + 3)  # (n, 23)
+
+    low, high = augment.scale
+    area = (height * width)[:, None] * (low + (high - low) * draws[:, :ATTEMPTS])  # (n, 10)
+    log_low, log_high = math.log(RATIO[0]), math.log(RATIO[1])
+    ratio = np.exp(log_low + (log_high - log_low) * draws[:, ATTEMPTS : 2 * ATTEMPTS])  # (n, 10)
+    widths, heights = np.sqrt(area * ratio), np.sqrt(area / ratio)
+
+    fits = (widths <= width[:, None]) & (heights <= height[:, None])
+    first = fits.argmax(axis=1)  # the first attempt that fits, or 0 where none does
+    rows = np.arange(len(first))
+    found = fits[rows, first]
+    w = np.where(found, widths[rows, first], np.minimum(width, height * RATIO[1]))
+    h = np.where(found, heights[rows, first], np.minimum(height, width / RATIO[0]))
+
+    x, y, flip = draws[:, -3:].T
+    left = np.where(found, x, 0.5) * (width - w)
+    top = np.where(found, y, 0.5) * (height - h)
+    boxes = np.stack([left, top, np.minimum(left + w, width), np.minimum(top + h, height)], axis=1)
+    return Crops(boxes, (flip < 0.5) & augment.hflip)
+
+
+def apply_crop(image: Image.Image, box: np.ndarray, flip: bool, size: int) -> Image.Image:
+    """Crop and resize to `size` x `size` (antialiased bicubic), then mirror if `flip`."""
+    image = image.resize((size, size), Image.Resampling.BICUBIC, box=tuple(box.tolist()))
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
+
+
+def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarray:
+    """`count` numbers in [0, 1) for each index: (n, count) float64, a function of (seed, epoch, index) alone."""
+    keys = _hash(seed, epoch, np.asarray(indices))[:, None]  # (n, 1)
+    bits = _mix(keys + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))  # (n, count)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
+    """(n,) uint64, one for each (seed, epoch, index)."""
+    state = _mix(np.array([seed], dtype=np.int64).view(np.uint64) + _GOLDEN)
+    state = _mix(state + _GOLDEN * np.uint64(epoch + 1))
+    return _mix(state + _GOLDEN * (indices.astype(np.uint64) + np.uint64(1)))
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64-bit integers that spreads every bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

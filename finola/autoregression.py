@@ -1,0 +1,284 @@
+"""First-order norm+linear autoregression (FINOLA): a feature map grown out of one vector.
+
+The law (Eq. 1 of the paper), the same four matrices for every image and every position:
+
+    z(x+1, y) = z(x, y) + A  n(z(x, y))        A  = right
+    z(x-1, y) = z(x, y) + A₋ n(z(x, y))        A₋ = left
+    z(x, y+1) = z(x, y) + B  n(z(x, y))        B  = down
+    z(x, y-1) = z(x, y) + B₋ n(z(x, y))        B₋ = up
+
+with n(z) = (z - mean) / std over the C channels of one position. One step to the right is φ, one step down
+is ψ. A position u columns and v rows away from the origin is reached along two paths, and takes their mean
+(Eq. 3): z = (φᵘψᵛ q + ψᵛφᵘ q) / 2.
+
+    row first                 column first
+    . . . . .                 . . | . .
+    | | | | |                 - - | - -
+    - - q - -                 - - q - -        the origin's row (column) is swept first, position by
+    | | | | |                 - - | - -        position; then every column (row) at once, line by line
+    . . . . .                 . . | . .
+
+Shapes: B images, C channels, H rows, W columns; q is (B, C), z is (B, C, H, W) in channels-last memory.
+`autoregress_literal` states the recursion position by position; `autoregress_lines` is the paper's parallel
+implementation in plain autograd; `finola.kernels.batched` computes the same faster and in less memory, and
+is what `autoregress` and `Finola` use wherever it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from finola.errors import FinolaError
+
+DIRECTIONS = ("right", "left", "down", "up")
+PATHS = ("average", "row_first", "column_first")
+NORMS = ("layer", "batch", "none")
+EPS = 1e-5  # q itself is not normalised, so it must stay far below q's variance
+
+Size = tuple[int, int]
+Origin = str | tuple[int, int]
+
+
+def normalise(z: Tensor, eps: float = EPS) -> Tensor:
+    """n(z): zero mean and unit (biased) variance over the last dimension, the channels; no affine part."""
+    return F.layer_norm(z, z.shape[-1:], eps=eps)
+
+
+def batch_normalise(z: Tensor, eps: float = EPS) -> Tensor:
+    """Zero mean and unit variance of each channel over everything else: the images and the line's positions."""
+    return F.batch_norm(z.flatten(0, -2), None, None, training=True, eps=eps).view_as(z)
+
+
+def step(z: Tensor, matrix: Tensor, norm: Callable[[Tensor], Tensor] = normalise) -> Tensor:
+    """One step of the law: z + matrix · n(z), for z of shape (..., C) and a (C, C) matrix."""
+    # z and its statistics stay in z's precision; under autocast the product alone runs in lower precision
+    return z + F.linear(norm(z), matrix).to(z.dtype)
+
+
+def resolve_origin(origin: Origin, size: Size) -> Size:
+    """(y, x) of the position that holds q: a name or a position -> 0-based row and column.
+
+    "center" is (H // 2, W // 2), so that an even map has one step more to the left and up (paper: W/2, H/2).
+    """
+    height, width = size
+    if height < 1 or width < 1:
+        raise FinolaError(f"size: got {size}, expected a height and a width of at least 1")
+    named = {
+        "center": (height // 2, width // 2),
+        "top_left": (0, 0),
+        "top_right": (0, width - 1),
+        "bottom_left": (height - 1, 0),
+        "bottom_right": (height - 1, width - 1),
+    }
+    if isinstance(origin, str):
+        if origin not in named:
+            raise FinolaError(f"origin: got {origin!r}, expected (y, x) or one of {', '.join(named)}")
+        return named[origin]
+    y, x = origin
+    if not (0 <= y < height and 0 <= x < width):
+        raise FinolaError(f"origin: (y, x) = ({y}, {x}) lies outside the {height}x{width} map")
+    return y, x
+
+
+def direction_steps(size: Size, origin: Size) -> dict[str, int]:
+    """How many steps lead from the origin to the map's edge in each direction, of those that have any."""
+    (height, width), (y, x) = size, origin
+    steps = {"right": width - 1 - x, "left": x, "down": height - 1 - y, "up": y}
+    return {direction: count for direction, count in steps.items() if count}
+
+
+def autoregress(
+    q: Tensor,
+    size: Size,
+    *,
+    right: Tensor | None = None,
+    left: Tensor | None = None,
+    down: Tensor | None = None,
+    up: Tensor | None = None,
+    origin: Origin = "center",
+    path: str = "average",
+    norm: str = "layer",
+    eps: float = EPS,
+) -> Tensor:
+    """Grow the (B, C, H, W) feature map z out of the vector q (B, C); Eq. 1-3 and Figure 3 of the paper.
+
+    Args:
+        q: (B, C), placed at `origin`.
+        size: (H, W) of the map.
+        right, left, down, up: the (C, C) matrices A, A₋, B, B₋. Only the directions that the origin leaves
+            room for are needed: from "top_left" right and down, from "center" all four.
+        origin: (y, x), or "center", "top_left", "top_right", "bottom_left", "bottom_right".
+        path: "average" of both paths, or "row_first" (along the row, then along columns) or "column_first".
+        norm: "layer" (the paper's), "batch" (statistics of each line over batch and positions) or "none".
+        eps: added to the variance before its root.
+
+    Returns:
+        z in q's dtype, channels-last. It is computed in fp32 at least; under autocast the matrix products
+        alone run in the lower precision.
+
+    Raises:
+        FinolaError: an unknown name, a missing matrix or one of another shape, an origin outside the map.
+    """
+    origin = resolve_origin(origin, size)
+    given = {"right": right, "left": left, "down": down, "up": up}
+    weights = {name: given[name] for name in direction_steps(size, origin)}
+    _check(q, weights, path, norm)
+    if norm == "batch":
+        norms = dict.fromkeys(weights, lambda z: batch_normalise(z, eps))
+        return autoregress_lines(q, size, weights, norms, origin, path)
+    if torch.compiler.is_compiling():
+        norms = dict.fromkeys(weights, (lambda z: normalise(z, eps)) if norm == "layer" else (lambda z: z))
+        return autoregress_lines(q, size, weights, norms, origin, path)
+    from finola.kernels.batched import autoregress_batched
+
+    return autoregress_batched(q, size, weights, origin, path, normalised=norm == "layer", eps=eps)
+
+
+def autoregress_lines(
+    q: Tensor,
+    size: Size,
+    weights: Mapping[str, Tensor],
+    norms: Mapping[str, Callable[[Tensor], Tensor]],
+    origin: Size,
+    path: str = "average",
+) -> Tensor:
+    """The paper's parallel implementation: one line at a time, in plain autograd, with any normalisation.
+
+    `weights` and `norms` hold a matrix and a function (..., C) -> (..., C) for each direction in use.
+    Returns (B, C, H, W) in q's dtype.
+    """
+    z = q.to(_state_dtype(q))
+    steps = direction_steps(size, origin)
+
+    def line(start: Tensor, back: str, forth: str) -> Tensor:
+        """start (..., C) -> (steps back + 1 + steps forth, ..., C), in the order of the positions."""
+        sides = {}
+        for direction in (back, forth):
+            sides[direction] = side = [start]
+            for _ in range(steps.get(direction, 0)):
+                side.append(step(side[-1], weights[direction], norms[direction]))
+        return torch.stack(sides[back][:0:-1] + sides[forth])
+
+    maps = []
+    if path != "column_first":
+        row = line(z, "left", "right")  # (W, B, C)
+        maps.append(line(row, "up", "down").permute(2, 3, 0, 1))  # (H, W, B, C) -> (B, C, H, W)
+    if path != "row_first":
+        column = line(z, "up", "down")  # (H, B, C)
+        maps.append(line(column, "left", "right").permute(2, 3, 1, 0))  # (W, H, B, C) -> (B, C, H, W)
+    mean = maps[0] if len(maps) == 1 else (maps[0] + maps[1]) / 2
+    return mean.to(q.dtype, memory_format=torch.channels_last)
+
+
+def autoregress_literal(
+    q: Tensor,
+    size: Size,
+    weights: Mapping[str, Tensor],
+    origin: Size,
+    path: str = "average",
+    norm: Callable[[Tensor], Tensor] = normalise,
+) -> Tensor:
+    """The recursion as Eq. 1-3 state it, one position after the other: the reference for every other path."""
+    oy, ox = origin
+
+    def walk(z: Tensor, distance: int, forth: str, back: str) -> Tensor:
+        for _ in range(abs(distance)):
+            z = step(z, weights[forth if distance > 0 else back], norm)
+        return z
+
+    def position(y: int, x: int) -> Tensor:
+        row_first = walk(walk(q, x - ox, "right", "left"), y - oy, "down", "up")
+        column_first = walk(walk(q, y - oy, "down", "up"), x - ox, "right", "left")
+        return {"row_first": row_first, "column_first": column_first}.get(path, (row_first + column_first) / 2)
+
+    height, width = size
+    rows = [torch.stack([position(y, x) for x in range(width)], dim=-1) for y in range(height)]
+    return torch.stack(rows, dim=-2)  # (B, C, H, W)
+
+
+class Finola(nn.Module):
+    """`autoregress` with learned matrices: q (B, C) -> z (B, C, H, W).
+
+    Only the matrices that `origin` can use are created. They start as independent N(0, gain²/C), not tied
+    to each other; the normalisation keeps the map's growth linear in the distance from the origin.
+    With norm="batch" each direction has one `BatchNorm1d` without affine part, shared by all its steps.
+
+    Args:
+        dim: C.
+        size: (H, W) of the map; another one may be given to `forward`.
+        origin, path, norm: as for `autoregress`.
+        gain: scale of the initial matrices.
+    """
+
+    def __init__(self, dim: int, size: Size, origin: Origin = "center", path: str = "average",
+                 norm: str = "layer", gain: float = 0.1):
+        super().__init__()
+        if norm not in NORMS:
+            raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+        self.dim, self.size, self.origin, self.path, self.norm = dim, tuple(size), origin, path, norm
+        self.directions = tuple(direction_steps(self.size, resolve_origin(origin, self.size)))
+        for direction in self.directions:
+            setattr(self, direction, nn.Parameter(torch.randn(dim, dim) * gain / dim**0.5))
+        if norm == "batch":
+            self.norms = nn.ModuleDict({d: _LineBatchNorm(dim, affine=False) for d in self.directions})
+
+    def forward(self, q: Tensor, size: Size | None = None) -> Tensor:
+        size = self.size if size is None else tuple(size)
+        weights = {direction: getattr(self, direction) for direction in self.directions}
+        if self.norm != "batch":
+            return autoregress(q, size, **weights, origin=self.origin, path=self.path, norm=self.norm)
+        origin = resolve_origin(self.origin, size)
+        _check(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
+        return autoregress_lines(q, size, weights, self.norms, origin, self.path)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, size={self.size}, origin={self.origin!r}, path={self.path!r}, norm={self.norm!r}"
+
+
+class Repetition(nn.Module):
+    """The paper's baseline without a law: q at every position, optionally plus a learned position embedding."""
+
+    def __init__(self, dim: int, size: Size, position: bool = False):
+        super().__init__()
+        self.dim, self.size = dim, tuple(size)
+        self.position = nn.Parameter(torch.zeros(dim, *self.size)) if position else None
+        if position:
+            nn.init.trunc_normal_(self.position, std=0.02)
+
+    def forward(self, q: Tensor) -> Tensor:
+        z = q[:, :, None, None].expand(*q.shape, *self.size)
+        z = z if self.position is None else z + self.position
+        return z.contiguous(memory_format=torch.channels_last)
+
+
+class _LineBatchNorm(nn.BatchNorm1d):
+    """BatchNorm over every dimension but the last: (..., C) -> (..., C)."""
+
+    def forward(self, z: Tensor) -> Tensor:
+        return super().forward(z.reshape(-1, z.shape[-1])).view_as(z)
+
+
+def _state_dtype(q: Tensor) -> torch.dtype:
+    """The precision of z while it grows: up to hundreds of steps follow one another, so fp32 at least."""
+    return torch.promote_types(q.dtype, torch.float32)
+
+
+def _check(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> None:
+    if q.ndim != 2:
+        raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
+    if path not in PATHS:
+        raise FinolaError(f"path: got {path!r}, expected one of {', '.join(PATHS)}")
+    if norm not in NORMS:
+        raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+    channels = q.shape[1]
+    for name, matrix in weights.items():
+        if matrix is None:
+            raise FinolaError(f"{name}: this origin leaves room in that direction, so a {channels}x{channels} "
+                              "matrix is needed")
+        if matrix.shape != (channels, channels):
+            raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as q has "
+                              f"{channels} channels")

@@ -1,0 +1,154 @@
+"""The autoencoder: image -> encoder -> pooling -> q -> autoregression -> decoder -> image.
+
+Shapes: x (B, 3, S, S) float RGB in [0, 1]; encoder map (B, W, S/16, S/16); q (B, C); z (B, C, R, R) with
+R = `map_size`; the output is on the scale of x, unclamped. The ImageNet normalisation lives inside the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import timm
+import torch
+from torch import Tensor, nn
+
+import finola.encoder  # noqa: F401  (registers the Mobile-Former encoders with timm)
+from finola.autoregression import Finola, Repetition, resolve_origin
+from finola.decoder import ConvDecoder
+from finola.errors import FinolaError
+from finola.pooling import AttentionPool
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ENCODER_STRIDE = 16
+AUTOREGRESSIONS = ("norm_linear", "linear", "repeat", "repeat_pos")
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig:
+    """What defines a model; its fields are the `model:` section of a recipe.
+
+    Attributes:
+        encoder: a timm model with stride 16, by name.
+        embed_dim: C, the length of q.
+        image_size, map_size: S and R in pixels; their ratio chooses the decoder.
+        origin: where q stands in the map: "center", "top_left", ... or [y, x].
+        autoregression: "norm_linear" (FINOLA), "linear" (no norm), "repeat", "repeat_pos" (Table "Validation
+            of the norm+linear model").
+        norm: "layer" or "batch", for norm_linear.
+        decoder_reduce, decoder_width: see `finola.decoder.ConvDecoder`.
+        pool_heads: heads of the pooling; C / 64 by default.
+        start: "random", or "shifts" (see `start_as_shifts`).
+        gain: scale of the random initial matrices.
+    """
+
+    encoder: str = "mobileformer_w2880"
+    embed_dim: int = 3072
+    image_size: int = 256
+    map_size: int = 16
+    origin: str | tuple[int, int] = "center"
+    autoregression: str = "norm_linear"
+    norm: str = "layer"
+    decoder_reduce: str | int | None = None
+    decoder_width: float = 1.0
+    pool_heads: int | None = None
+    start: str = "random"
+    gain: float = 0.1
+
+    def __post_init__(self):
+        if self.image_size < ENCODER_STRIDE or self.image_size % ENCODER_STRIDE:
+            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
+        if self.map_size < 1 or self.image_size % self.map_size:
+            raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
+        if self.embed_dim < 1:
+            raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
+        if self.autoregression not in AUTOREGRESSIONS:
+            raise FinolaError(f"autoregression: got {self.autoregression!r}, expected one of "
+                              f"{', '.join(AUTOREGRESSIONS)}")
+        if self.start not in ("random", "shifts"):
+            raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+
+class FinolaAutoencoder(nn.Module):
+    """Image -> one vector -> image (paper, section "FINOLA on Image Reconstruction", Figure 1)."""
+
+    def __init__(self, config: AutoencoderConfig):
+        super().__init__()
+        self.config = config
+        grid = config.image_size // ENCODER_STRIDE
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        self.encoder = timm.create_model(config.encoder, num_classes=0)
+        self.pool = AttentionPool(self.encoder.num_features, config.embed_dim, (grid, grid), config.pool_heads,
+                                  start="cells" if config.start == "shifts" else "random")
+        self.autoregression = _autoregression(config)
+        self.decoder = ConvDecoder(config.embed_dim, config.image_size // config.map_size,
+                                   config.decoder_reduce, config.decoder_width)
+        if config.start == "shifts":
+            start_as_shifts(self)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) in [0, 1] -> q (B, C)."""
+        size = self.config.image_size
+        if x.ndim != 4 or x.shape[1:] != (3, size, size):
+            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
+                              "finola.reconstruct takes photographs of any size")
+        x = ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+        return self.pool(self.encoder.forward_features(x))
+
+    def grow(self, q: Tensor) -> Tensor:
+        """q (B, C) -> the feature map z (B, C, R, R)."""
+        return self.autoregression(q)
+
+    def decode(self, q: Tensor) -> Tensor:
+        """q (B, C) -> the image (B, 3, S, S), on the scale of [0, 1], unclamped."""
+        return self.decoder(self.grow(q)).float() * self.std + self.mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) -> its reconstruction, of the same shape."""
+        return self.decode(self.encode(x))
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
+        names = {f"encoder.{name}" for name in self.encoder.no_weight_decay()}
+        return names | {"pool.position", "pool.query", "autoregression.position"}
+
+
+def _autoregression(config: AutoencoderConfig) -> nn.Module:
+    size = (config.map_size, config.map_size)
+    if config.autoregression in ("repeat", "repeat_pos"):
+        return Repetition(config.embed_dim, size, position=config.autoregression == "repeat_pos")
+    norm = "none" if config.autoregression == "linear" else config.norm
+    return Finola(config.embed_dim, size, config.origin, norm=norm, gain=config.gain)
+
+
+@torch.no_grad()
+def start_as_shifts(model: FinolaAutoencoder, level: float = 4.0) -> None:
+    """Start q as the encoder's grid, unrolled, and each matrix as the shift of that grid by one position.
+
+    q holds one slot of C / N channels for each of the N positions of the encoder's map. A cyclic shift P of the
+    slots is a (C, C) permutation; with right = level · (P - 1) and q's standard deviation held near `level` by a
+    constant ±level in the pooling's bias, which no shift changes, one step of the law is z + (P - 1) z = P z up
+    to the deviation of q's level. So the position u columns to the right of the origin finds the code of *its own*
+    cell in the origin's slot, and the model starts as an ordinary convolutional autoencoder with an R x R
+    bottleneck. Training is free to leave this start. It asks for map_size = image_size / 16 and the norm.
+    """
+    config, finola = model.config, model.autoregression
+    grid = config.image_size // ENCODER_STRIDE
+    slot, remainder = divmod(config.embed_dim, grid * grid)
+    if not isinstance(finola, Finola) or config.map_size != grid or remainder or slot % 2:
+        raise FinolaError(f"start 'shifts': needs an autoregression, map_size {grid} (image_size / {ENCODER_STRIDE}) "
+                          f"and embed_dim a multiple of {2 * grid * grid}; got {config.autoregression}, "
+                          f"{config.map_size} and {config.embed_dim}")
+    index = torch.arange(config.embed_dim).view(grid, grid, slot)
+    sources = {"right": index.roll(-1, 1), "left": index.roll(1, 1), "down": index.roll(-1, 0), "up": index.roll(1, 0)}
+    identity = torch.eye(config.embed_dim)
+    for direction in finola.directions:
+        shift = identity[sources[direction].flatten()]  # row i takes channel sources[i]
+        getattr(finola, direction).copy_(level * (shift - identity))
+    y, x = resolve_origin(config.origin, finola.size)
+    assert index.numel() == config.embed_dim and 0 <= y < grid and 0 <= x < grid
+    signs = torch.tensor([level, -level]).repeat(config.embed_dim // 2)
+    model.pool.out.bias.copy_(signs)

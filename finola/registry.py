@@ -1,0 +1,91 @@
+"""Model names -> configurations and weights, as in timm: `create_model`, `list_models`.
+
+`finola_mfw2880_c3072_r16` is the autoencoder with the encoder mobileformer_w2880, q of 3072 channels and a 16x16
+map, for images of 256 pixels; every field of `AutoencoderConfig` can be overridden by keyword.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+
+from finola.errors import FinolaError
+from finola.model import AutoencoderConfig, FinolaAutoencoder
+
+PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
+WIDTHS = (720, 1440, 2880, 4320, 5760)
+DEFAULT_MODEL = "finola_mfw720_c768_r8"
+
+
+def _configurations() -> dict[str, AutoencoderConfig]:
+    rows = [(2880, 3072, r) for r in (8, 16, 32, 64, 128, 256)]  # Table "resolution"
+    rows += [(2880, 3072, 24)]  # image size 384
+    rows += [(2880, c, 16) for c in (4096, 2048, 1024, 512, 256, 128, 64)]  # Table "ablation" (a)
+    rows += [(w, 3072, 16) for w in WIDTHS if w != 2880]  # Table "ablation" (b)
+    configurations = {
+        f"finola_mfw{w}_c{c}_r{r}": AutoencoderConfig(
+            f"mobileformer_w{w}", embed_dim=c, map_size=r, image_size=384 if r == 24 else 256)
+        for w, c, r in rows
+    }
+    # the compact models for 128-pixel squares, at the paper's rate: 768 numbers for 128², as 3072 for 256²
+    configurations |= {
+        f"finola_mfw720_c768_r{r}": AutoencoderConfig(
+            "mobileformer_w720", embed_dim=768, map_size=r, image_size=128, decoder_width=0.25)
+        for r in (8, 16, 32)
+    }
+    configurations[DEFAULT_MODEL] = replace(configurations[DEFAULT_MODEL], start="shifts", pool_heads=64)
+    return configurations
+
+
+CONFIGURATIONS = _configurations()
+
+
+def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
+    """Names of the models, those that match a shell pattern; with `pretrained` only those that have weights."""
+    names = [name for name in CONFIGURATIONS if fnmatch(name, pattern)]
+    if pretrained:
+        names = [name for name in names if pretrained_path(name).exists()]
+    return sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+
+
+def model_config(name: str, **overrides) -> AutoencoderConfig:
+    """The configuration of a registered model, with some fields replaced."""
+    if name not in CONFIGURATIONS:
+        near = get_close_matches(name, CONFIGURATIONS, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise FinolaError(f"model: unknown name {name!r}{hint} (finola.list_models() lists them)")
+    known = [field.name for field in fields(AutoencoderConfig)]
+    for key in overrides:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise FinolaError(f"model: unknown option {key!r}{hint} (options: {', '.join(known)})")
+    return replace(CONFIGURATIONS[name], **overrides)
+
+
+def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides) -> FinolaAutoencoder:
+    """A model by name, with random weights or, with `pretrained`, the ones shipped in the package.
+
+    Raises:
+        FinolaError: an unknown name (with near ones) or option. WeightsError: no weights are shipped for it, or
+            overrides that change the architecture the weights were trained with.
+    """
+    config = model_config(name, **overrides)
+    if not pretrained:
+        return FinolaAutoencoder(config)
+    from finola.errors import WeightsError
+    from finola.weights import load_weights
+
+    path = pretrained_path(name)
+    if not path.exists():
+        raise WeightsError(f"{name}: no weights are shipped for it; shipped: {', '.join(list_models(pretrained=True))}")
+    if overrides:
+        raise WeightsError(f"{name}: pretrained weights fit the registered configuration alone, got {sorted(overrides)}")
+    return load_weights(path)
+
+
+def pretrained_path(name: str) -> Path:
+    return PRETRAINED_FOLDER / f"{name}.safetensors"

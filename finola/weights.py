@@ -1,0 +1,117 @@
+"""Weights in safetensors, with the model's configuration in the file's metadata: a file is a whole model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from finola.errors import FinolaError, WeightsError
+from finola.files import atomic_write
+from finola.model import AutoencoderConfig, FinolaAutoencoder
+
+FORMAT = "finola-autoencoder/1"
+PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and by DDP
+
+
+def save_weights(model: FinolaAutoencoder, path: str | Path, metadata: Mapping[str, str] | None = None,
+                 dtype: torch.dtype | None = None) -> Path:
+    """Write the model's weights and configuration to one safetensors file, whole or not at all.
+
+    Args:
+        metadata: further strings for the file's header (recipe, data, licence, ...).
+        dtype: store floating-point tensors in this type (torch.float16 halves the file); they are read as fp32.
+    """
+    tensors = {name: _stored(tensor, dtype) for name, tensor in model.state_dict().items()}
+    header = {**(metadata or {}), "format": FORMAT, "config": json.dumps(model.config.to_dict())}
+    with atomic_write(path) as temporary:
+        save_file(tensors, temporary, metadata=header)
+    return Path(path)
+
+
+def load_weights(path: str | Path) -> FinolaAutoencoder:
+    """The model of a file written by `save_weights`, on the CPU in fp32.
+
+    Raises:
+        WeightsError: not a safetensors file (pickles are never opened), damaged or cut short, of another program,
+            with missing, unexpected, misshapen or non-finite tensors; the message names the file and the tensor.
+    """
+    tensors, metadata = read_tensors(path)
+    if metadata.get("format") != FORMAT:
+        raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected {FORMAT!r}; "
+                           "it was not written by finola.save_weights of this version")
+    model = FinolaAutoencoder(_read_config(path, metadata.get("config", "")))
+    load_state(model, tensors, path)
+    return model
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors and the metadata of a safetensors file; WeightsError where it cannot be read."""
+    path = Path(path)
+    if not path.is_file():
+        raise WeightsError(f"{path}: no such file")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (safetensors.SafetensorError, struct.error, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path}: not a whole safetensors file ({error}); pickled checkpoints are not opened: "
+                           "export one with finola.save_weights") from error
+
+
+def load_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
+    """Load tensors into a model strictly; every fault is named. Prefixes of torch.compile and DDP are removed."""
+    tensors = {_plain(name): tensor for name, tensor in tensors.items()}
+    expected = model.state_dict()
+    _require(not (missing := expected.keys() - tensors.keys()), source, "missing", missing)
+    _require(not (extra := tensors.keys() - expected.keys()), source, "unexpected", extra)
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise WeightsError(f"{source}: tensor {name} has shape {tuple(tensor.shape)}, the model expects "
+                               f"{tuple(expected[name].shape)}")
+        if not torch.isfinite(tensor).all():
+            raise WeightsError(f"{source}: tensor {name} holds values that are not finite")
+    model.load_state_dict(tensors)
+
+
+def weights_hash(path: str | Path) -> str:
+    """SHA-256 of the file, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    converted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return converted.detach().cpu().contiguous()
+
+
+def _plain(name: str) -> str:
+    for prefix in PREFIXES:
+        name = name.replace(prefix, "")
+    return name
+
+
+def _require(holds: bool, source: str | Path, kind: str, names: set[str]) -> None:
+    if not holds:
+        shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+        raise WeightsError(f"{source}: {len(names)} {kind} tensors ({shown}): weights of another architecture")
+
+
+def _read_config(path: str | Path, text: str) -> AutoencoderConfig:
+    try:
+        values = json.loads(text)
+        known = {field.name for field in fields(AutoencoderConfig)}
+        if unknown := sorted(set(values) - known):
+            raise WeightsError(f"{path}: unknown fields {unknown} in its configuration; written by a newer finola?")
+        return AutoencoderConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    except WeightsError:
+        raise
+    except (json.JSONDecodeError, TypeError, AttributeError, FinolaError) as error:
+        raise WeightsError(f"{path}: its configuration cannot be read ({error})") from error

@@ -1,1 +1,20 @@
 """Pictures in, batches out: strict decoding, folders and shards, and loaders that resume exactly."""
+
+from finola.data.folder import Concat, ImageFolder, check_same_classes
+from finola.data.images import center_crop, decode_image, resize_shorter, to_image, to_tensor
+from finola.data.loader import build_loader
+from finola.data.resident import ResidentImages, ResidentLoader
+
+__all__ = [
+    "Concat",
+    "ImageFolder",
+    "ResidentImages",
+    "ResidentLoader",
+    "build_loader",
+    "center_crop",
+    "check_same_classes",
+    "decode_image",
+    "resize_shorter",
+    "to_image",
+    "to_tensor",
+]

@@ -7,6 +7,7 @@ Every data set of this package has the same small face:
     data.labels                (N,) int64, -1 where an image has no label
     data.load(i, draft=None)   image i, upright RGB PIL; DataError if it cannot be decoded
     data.name(i)               what messages call image i
+    data.source                the path or paths it was read from, as text
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class ImageFolder:
     """The images below a folder, sorted by path.
 
     A folder that holds images itself is flat: all images below it, without labels. Otherwise each of its
-    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are passed over.
+    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are passed
+    over.
 
     Raises:
         DataError: no such folder, no image in it, or a class folder without one.
     """
 
     def __init__(self, root: str | Path):
-        self.root = Path(root)
+        self.root, self.source = Path(root), str(root)
         if not self.root.is_dir():
             what = "is not a folder" if self.root.exists() else "no such folder"
             raise DataError(f"{self.root}: {what}; expected a folder of images or of class folders")
@@ -46,7 +48,8 @@ class ImageFolder:
             files = [(path, i) for i, folder in enumerate(folders) for path in _images_below(folder)]
         if not files:
             raise DataError(
-                f"{self.root}: 0 images in {len(folders)} sub-folders; expected files ending in {' '.join(SUFFIXES)}"
+                f"{self.root}: 0 images in {len(folders)} sub-folders; "
+                f"expected files ending in {' '.join(SUFFIXES)}"
             )
         self.paths = [path for path, _ in files]
         self.labels = np.array([label for _, label in files], dtype=np.int64)
@@ -76,6 +79,7 @@ class Concat:
 
     def __init__(self, datasets: Sequence):
         self.datasets = list(datasets)
+        self.source = ", ".join(data.source for data in self.datasets)
         self.classes = sorted({name for data in self.datasets for name in data.classes})
         self.labels = np.concatenate([self._relabel(data) for data in self.datasets])
         self._ends = np.cumsum([len(data) for data in self.datasets])
@@ -106,7 +110,7 @@ def check_same_classes(a, b) -> None:
         return
     only_a, only_b = sorted(set(a.classes) - set(b.classes)), sorted(set(b.classes) - set(a.classes))
     raise DataError(
-        f"the data sets have different classes: {len(a.classes)} in the first, {len(b.classes)} in the second; "
+        f"different classes: {len(a.classes)} in {a.source}, {len(b.classes)} in {b.source}; "
         f"only in the first: {_some(only_a)}; only in the second: {_some(only_b)}"
     )
 

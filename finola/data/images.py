@@ -74,7 +74,8 @@ def decode_image(
     except PermissionError as error:
         raise DataError(f"{name}: no permission to read it; check the file's mode") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"{name}: {_why_not_an_image(source)}; expected one of {' '.join(SUFFIXES)}") from error
+        what = "is empty" if _is_empty(source) else "is not an image that can be read"
+        raise DataError(f"{name}: {what}; expected one of {' '.join(SUFFIXES)}") from error
     except Exception as error:  # a damaged body makes Pillow's decoders raise almost anything
         message = f"{name}: damaged image ({type(error).__name__}: {error}); replace or remove the file"
         raise DataError(" ".join(message.split())) from error
@@ -123,7 +124,7 @@ def resize_shorter(image: Image.Image, size: int) -> Image.Image:
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """The centre `size` x `size` of an image no smaller than that; an odd margin is larger right and below."""
+    """The centre `size` x `size` of an image no smaller than that."""
     x, y = (image.width - size) // 2, (image.height - size) // 2
     return image.crop((x, y, x + size, y + size))
 
@@ -153,8 +154,7 @@ def _name_of(source: str | Path | bytes | BinaryIO) -> str:
     return str(source if isinstance(source, str | Path) else getattr(source, "name", "image"))
 
 
-def _why_not_an_image(source: str | Path | bytes | BinaryIO) -> str:
-    empty = len(source) == 0 if isinstance(source, bytes) else False
+def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
     if isinstance(source, str | Path):
-        empty = os.path.getsize(source) == 0
-    return "is empty" if empty else "is not an image that can be read"
+        return os.path.getsize(source) == 0
+    return len(source) == 0 if isinstance(source, bytes) else source.seek(0, os.SEEK_END) == 0

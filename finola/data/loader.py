@@ -2,9 +2,9 @@
 and resumed in mid-epoch exactly where they stopped.
 
 `BatchOrder` decides which images make up which batch, and holds the position. A loader turns that order into
-tensors: `FolderLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the device.
-Lightning finds `state_dict` and `load_state_dict` on the loader and `set_epoch` on `loader.sampler`, and keeps all
-three up to date by itself.
+tensors: `FolderLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the
+device. Lightning finds `state_dict` and `load_state_dict` on the loader and `set_epoch` on `loader.sampler`,
+and calls all three by itself.
 """
 
 from __future__ import annotations
@@ -28,32 +28,46 @@ Batch = dict[str, Tensor]
 class BatchOrder:
     """The images of every batch of every epoch, for one of `world_size` processes.
 
-    An epoch is one order of all images, cut into global batches of `batch_size * world_size`; each process takes its
-    slice of each. So two processes at half the batch size see the same global batches as one.
+    An epoch is one order of all images, cut into global batches of `batch_size * world_size`; each process
+    takes its slice of each. So two processes at half the batch size see the same global batches as one.
 
     Args:
         length: number of images.
         batch_size: images a batch in this process.
         shuffle: a new order every epoch; otherwise 0 ... length - 1.
         drop_last: leave out the last global batch if it is not full.
+
+    Raises:
+        RecipeError: a batch size or rank out of range.
+        DataError: not one batch.
     """
 
     def __init__(
-        self, length: int, batch_size: int, *, shuffle: bool, seed: int = 0, rank: int = 0, world_size: int = 1,
+        self,
+        length: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
         drop_last: bool = True,
     ):
-        if batch_size < 1 or not 0 <= rank < world_size:
-            raise RecipeError(f"batch_size {batch_size}, rank {rank} of {world_size}: expected batch_size >= 1, rank < world")
+        if batch_size < 1:
+            raise RecipeError(f"batch_size: got {batch_size}, expected at least 1")
+        if not 0 <= rank < world_size:
+            raise RecipeError(f"rank: got {rank}, expected 0 to {world_size - 1}, one below world_size")
         self.length, self.global_batch = length, batch_size * world_size
-        self.shuffle, self.seed, self.rank, self.world_size, self.drop_last = shuffle, seed, rank, world_size, drop_last
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.position = 0  # batches handed out in this epoch
         self._resume_at = 0
         if len(self) == 0:
-            raise DataError(f"{length} images do not fill one batch of {self.global_batch}; take a smaller batch size")
+            raise DataError(f"{length} images do not fill a batch of {self.global_batch}; take a smaller one")
 
     def __len__(self) -> int:
-        """Batches in an epoch, the same in each process but for a last one with fewer images than processes."""
+        """Batches in an epoch: the same in each process, unless the last has fewer images than processes."""
         full, rest = divmod(self.length, self.global_batch)
         return full + (not self.drop_last and self.rank < rest)
 
@@ -63,12 +77,12 @@ class BatchOrder:
             self.epoch, self.position, self._resume_at = epoch, 0, 0
 
     def start(self) -> int:
-        """Begin an epoch, or go on in it after `load_state_dict`; returns the first batch."""
+        """Begin the epoch, or go on in it after `load_state_dict`; returns the number of the first batch."""
         self.position, self._resume_at = self._resume_at, 0
         return self.position
 
     def batches(self, first: int) -> Iterator[np.ndarray]:
-        """The image indices, (n,) int64, of this process's batches from number `first` to the end of the epoch."""
+        """The image indices, (n,) int64, of this process's batches from number `first` to the epoch's end."""
         order = epoch_order(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
         for number in range(first, len(self)):
             whole = order[number * self.global_batch : (number + 1) * self.global_batch]
@@ -79,11 +93,13 @@ class BatchOrder:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Raises RecipeError if the state belongs to another data set, seed or global batch size."""
-        different = [
-            f"{key}: saved {state.get(key)}, now {value}" for key, value in self._identity().items() if state.get(key) != value
-        ]
-        if different:
-            raise RecipeError(f"cannot resume in mid-epoch with other batches ({'; '.join(different)})")
+        now = self._identity()
+        changed = [f"{key} was {state.get(key)}, is {now[key]}" for key in now if state.get(key) != now[key]]
+        if changed:
+            raise RecipeError(
+                f"cannot resume in mid-epoch with other batches: {'; '.join(changed)}; use the values of the "
+                "interrupted run or resume from a checkpoint at the end of an epoch"
+            )
         self.epoch, self.position = state["epoch"], state["position"]
         self._resume_at = self.position
 
@@ -92,23 +108,23 @@ class BatchOrder:
 
 
 class Loader(ABC):
-    """What both loaders share: epochs, resume, and the count of images left out because they could not be decoded.
+    """What both loaders share: epochs, resume, and the count of images that could not be decoded.
 
     Iterating yields {"image": (B, 3, S, S) float32 in [0, 1], "label": (B,) int64, "index": (B,) int64}.
     """
 
     def __init__(self, order: BatchOrder):
         self.sampler = order  # the name under which Lightning looks for set_epoch
-        self.skipped = 0
+        self.skipped = 0  # images left out of training batches so far
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        # a generator: nothing is decided before the first batch is asked for, since Lightning makes the iterator
-        # first and sets the epoch later
+        # a generator: nothing is decided before the first batch is asked for, since Lightning makes the
+        # iterator first and sets the epoch afterwards
         for batch in self._batches(self.sampler.start()):
-            self.sampler.position += 1  # counted when handed out, not when a worker prefetches it
+            self.sampler.position += 1  # counted when handed out, not when a worker reads ahead
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
@@ -130,15 +146,15 @@ class Loader(ABC):
             warnings.warn(f"image left out of training: {error}", stacklevel=3)
         self.skipped += len(errors)
         if left == 0:
-            raise DataError(f"no image of a whole batch can be decoded; the last one: {errors[-1]}")
+            raise DataError(f"no image of a batch of {len(errors)} can be decoded, the last: {errors[-1]}")
 
 
 class FolderLoader(Loader):
-    """Decodes files in worker processes. See `build_loader`."""
+    """Decodes files in worker processes; `build_loader` makes one."""
 
     def __init__(self, samples: _Samples, order: BatchOrder, *, num_workers: int):
         super().__init__(order)
-        self._strict = samples.augment is None
+        self._evaluation = samples.augment is None
         self._numbers = _Numbers(order)
         self._loader = DataLoader(
             samples,
@@ -152,7 +168,7 @@ class FolderLoader(Loader):
     def _batches(self, first: int) -> Iterator[Batch]:
         self._numbers.first = first
         for images, labels, indices, errors in self._loader:
-            if errors and self._strict:
+            if errors and self._evaluation:
                 raise DataError(errors[0])
             if errors:
                 self._leave_out(errors, len(indices))
@@ -160,29 +176,46 @@ class FolderLoader(Loader):
 
 
 def build_loader(
-    dataset, *, batch_size: int, image_size: int, train: bool, seed: int = 0, num_workers: int = 0, rank: int = 0,
-    world_size: int = 1, crop_scale: tuple[float, float] = (0.2, 1.0), hflip: bool = True, drop_last: bool | None = None,
+    dataset,
+    *,
+    batch_size: int,
+    image_size: int,
+    train: bool,
+    seed: int = 0,
+    num_workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    crop_scale: tuple[float, float] = (0.2, 1.0),
+    hflip: bool = True,
+    drop_last: bool | None = None,
 ) -> FolderLoader:
     """A loader over a data set of `finola.data`.
 
-    Training: shuffled, RandomResizedCrop (bicubic, antialiased) and flip; an image that cannot be decoded is left
-    out of its batch, counted in `loader.skipped` and reported with a warning. Evaluation (`train=False`): in order,
-    shorter side resized to `image_size` (antialiased bilinear), centre crop; such an image raises DataError.
+    Training: shuffled, RandomResizedCrop (antialiased bicubic) and flip; an image that cannot be decoded is
+    left out of its batch, counted in `loader.skipped` and reported with a warning.
+    Evaluation (`train=False`): in order, shorter side resized to `image_size` (antialiased bilinear), centre
+    crop; an image that cannot be decoded raises DataError.
 
     Args:
         batch_size: images a batch in this process.
-        drop_last: leave out an incomplete last batch; by default when training.
+        drop_last: leave out an incomplete last batch; by default only when training.
     """
     drop_last = train if drop_last is None else drop_last
     order = BatchOrder(
-        len(dataset), batch_size, shuffle=train, seed=seed, rank=rank, world_size=world_size, drop_last=drop_last
+        len(dataset),
+        batch_size,
+        shuffle=train,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
     )
     augment = Augment(crop_scale, hflip) if train else None
     return FolderLoader(_Samples(dataset, image_size, seed, augment), order, num_workers=num_workers)
 
 
 class _Numbers:
-    """Batches of (epoch, index), so that workers need no state of their own and can live on between epochs."""
+    """Batches of (epoch, index): workers need no state of their own, and live on from epoch to epoch."""
 
     def __init__(self, order: BatchOrder):
         self.order = order
@@ -221,6 +254,7 @@ class _Samples:
 
 
 def _collate(samples: list) -> tuple[Tensor, Tensor, Tensor, list[str]]:
+    """Images (B, 3, S, S) uint8, labels (B,), indices (B,), and the messages of those that failed."""
     errors = [sample for sample in samples if isinstance(sample, str)]
     good = [sample for sample in samples if not isinstance(sample, str)]
     if not good:

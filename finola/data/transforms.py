@@ -39,8 +39,9 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def random_crops(sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: int, augment: Augment) -> Crops:
-    """Draw a crop for each image: area uniform in `augment.scale`, log aspect ratio uniform in RATIO, position
-    uniform. Boxes are not rounded to pixels, so an image stored smaller gets the same crop of the scene.
+    """Draw a crop for each image: area uniform in `augment.scale`, log aspect ratio uniform in RATIO,
+    position uniform. Boxes are not rounded to pixels, so an image stored smaller gets the same crop of the
+    scene.
 
     Args:
         sizes: (n, 2) heights and widths.
@@ -76,7 +77,7 @@ def apply_crop(image: Image.Image, box: np.ndarray, flip: bool, size: int) -> Im
 
 
 def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarray:
-    """`count` numbers in [0, 1) for each index: (n, count) float64, a function of (seed, epoch, index) alone."""
+    """`count` numbers in [0, 1) for each index, (n, count) float64: a function of (seed, epoch, index)."""
     keys = _hash(seed, epoch, np.asarray(indices))[:, None]  # (n, 1)
     bits = _mix(keys + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))  # (n, count)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -90,7 +91,8 @@ def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), a bijection of 64-bit integers that spreads every bit."""
+    """The last stage of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers in which each
+    bit of x bears on every bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

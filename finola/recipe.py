@@ -11,7 +11,7 @@ file's keys are laid over it. Dotted overrides come last:
     trainer: {precision: bf16-mixed}
     paper:   {table: resolution (a), row: 16x16, psnr: 25.8}
 
-Nothing here imports torch.
+Listing recipes does not import torch; loading one does, since the model checks its own section.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import NoneType, UnionType
 
 import yaml
 
-from finola.errors import RecipeError
+from finola.errors import FinolaError, RecipeError
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
 
@@ -39,7 +39,7 @@ def _option(default, *, low=None, above=None, high=None, choices=None):
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A name of `finola.list_models()` and changes to its `AutoencoderConfig` (image size: see data)."""
+    """A name of `finola.list_models()` and changes to its `AutoencoderConfig`."""
 
     name: str = "finola_mfw2880_c3072_r16"
     overrides: dict = field(default_factory=dict)
@@ -130,6 +130,12 @@ class Recipe:
     trainer: TrainerSection = field(default_factory=TrainerSection)
     paper: PaperSection = field(default_factory=PaperSection)
     seed: int = _option(0, low=0)
+
+    def model_config(self):
+        """The `AutoencoderConfig` of this run: the named one, overridden, at the data's image size."""
+        from finola.registry import model_config
+
+        return model_config(self.model.name, image_size=self.data.image_size, **self.model.overrides)
 
     def as_dict(self) -> dict:
         """Plain types alone, in the shape of the YAML file."""
@@ -299,12 +305,20 @@ def _section(cls, content, where: str, prefix: str):
 
 
 def _model_section(content: dict, where: str, prefix: str) -> ModelSection:
-    """`name` and the overrides; their keys and values are checked by the model's own configuration."""
-    overrides = {str(key): value for key, value in content.items() if key != "name"}
-    if "image_size" in overrides:
+    """`name` and the overrides; their keys and types are those of `AutoencoderConfig`."""
+    from finola.model import AutoencoderConfig
+
+    types = {"name": str, **typing.get_type_hints(AutoencoderConfig)}
+    del types["image_size"]
+    if "image_size" in content:
         raise RecipeError(f"{where}: unknown key '{prefix}image_size'; set data.image_size instead")
-    name = _value(str, content.get("name", ModelSection.name), {}, f"{where}: {prefix}name")
-    return ModelSection(name, overrides)
+    values = {}
+    for key, value in content.items():
+        if key not in types:
+            raise RecipeError(f"{where}: unknown key '{prefix}{key}'{_near(str(key), types)}")
+        values[key] = _value(types[key], value, {}, f"{where}: {prefix}{key}")
+    name = values.pop("name", ModelSection.name)
+    return ModelSection(name, values)
 
 
 def _value(kind, value, limits, what: str):
@@ -375,6 +389,10 @@ def _check_together(recipe: Recipe, where: str) -> None:
     if optim.batch_size % recipe.trainer.accumulate:
         raise RecipeError(f"{where}: optim.batch_size: got {optim.batch_size}, expected a multiple of"
                           f" trainer.accumulate = {recipe.trainer.accumulate}")
+    try:
+        recipe.model_config()
+    except FinolaError as error:
+        raise RecipeError(f"{where}: {error}") from None
 
 
 # words --------------------------------------------------------------------------------------------

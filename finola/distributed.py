@@ -1,0 +1,59 @@
+"""Batch statistics over all processes, so that N processes train as one does with the same global batch."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce
+
+
+def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
+    """Replace every batch norm by one whose training statistics span all processes; the parameters stay."""
+    if device.type == "cpu":
+        return _convert(model)
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
+    """torch's SyncBatchNorm runs on accelerators alone; this one, made of plain operations, runs on CPUs."""
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:  # x: (B, C) or (B, C, ...)
+        if not self.training:
+            return super().forward(x)
+        axes = [0, *range(2, x.ndim)]
+        shape = [1, -1, *[1] * (x.ndim - 2)]
+        values = x.float()
+        count = all_reduce(values.new_tensor(x.numel() / x.shape[1]))
+        mean = all_reduce(values.sum(axes)) / count  # (C,)
+        centred = values - mean.view(shape)
+        variance = all_reduce(centred.square().sum(axes)) / count  # (C,)
+        self._track(mean.detach(), (variance * count / (count - 1)).detach())
+        out = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            out = out * self.weight.view(shape) + self.bias.view(shape)
+        return out.to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if not self.track_running_stats:
+            return
+        self.num_batches_tracked += 1
+        momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
+
+
+def _convert(module: nn.Module) -> nn.Module:
+    for name, child in module.named_children():
+        setattr(module, name, _convert(child))
+    if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+        return module
+    converted = SyncBatchNormCPU(
+        module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
+    )
+    converted.load_state_dict(module.state_dict())
+    return converted.train(module.training)

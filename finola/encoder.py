@@ -104,14 +104,28 @@ def depthwise_bn(in_channels: int, out_channels: int, stride: int = 1):
     return conv_bn(in_channels, out_channels, 3, stride, groups=in_channels)
 
 
-def map_to_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Map (B, C, H, W) -> (B, num_heads, N, C / num_heads); a view, rows whole if x is channels-last."""
-    return x.flatten(2).unflatten(1, (num_heads, -1)).transpose(2, 3)
+def map_heads(x: Tensor, num_heads: int) -> list[Tensor]:
+    """Map (B, C, H, W) -> each head's (B, C / num_heads, N), views of a channels-last map."""
+    return [head.flatten(2) for head in x.chunk(num_heads, dim=1)]
 
 
-def tokens_to_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Tokens (B, T, C) -> (B, num_heads, T, C / num_heads); a view."""
-    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+class _TwoSlopes(torch.autograd.Function):
+    """low * x + rise * relu(x): slope `low` below zero and `low + rise` above; keeps x alone for backward.
+
+    x (B, C, H, W); low, rise (B, C, 1, 1)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, low: Tensor, rise: Tensor) -> Tensor:
+        ctx.save_for_backward(x, low, rise)
+        return x.relu().mul_(rise).addcmul_(x, low)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, low, rise = ctx.saved_tensors
+        above = torch.ops.aten.threshold_backward(grad, x, 0)  # grad where x > 0, else 0
+        grad_low = (grad * x).sum((2, 3), keepdim=True)
+        grad_rise = (above * x).sum((2, 3), keepdim=True)
+        return (grad * low).addcmul_(above, rise), grad_low, grad_rise
 
 
 class DynamicReLU(nn.Module):
@@ -130,7 +144,9 @@ class DynamicReLU(nn.Module):
         """x (B, C, H, W), token (B, d) -> (B, C, H, W)."""
         slopes = 2 * F.hardsigmoid(self.slopes(F.relu(self.hidden(token))))
         a1, a2 = slopes[..., None, None].chunk(2, dim=1)  # (B, C, 1, 1) each
-        return torch.maximum(a1 * x, (a2 - 1) * x)
+        a2 = a2 - 1
+        low = torch.minimum(a1, a2)  # the larger product takes the smaller slope where x < 0
+        return _TwoSlopes.apply(x, low, torch.maximum(a1, a2) - low)
 
 
 class Bottleneck(nn.Module):
@@ -187,10 +203,12 @@ class MobileToFormer(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """x (B, C, H, W), tokens (B, T, d) -> tokens (B, T, d)."""
-        query = tokens_to_heads(self.query(tokens), self.num_heads)
-        pixels = map_to_heads(x, self.num_heads)
-        read = F.scaled_dot_product_attention(query, pixels, pixels)  # (B, heads, T, C / heads)
-        read = read.transpose(1, 2).flatten(2) * (2 * F.hardsigmoid(self.gate(tokens)))
+        query = self.query(tokens) * (x.shape[1] // self.num_heads) ** -0.5
+        reads = []
+        for q, pixels in zip(query.chunk(self.num_heads, dim=2), map_heads(x, self.num_heads), strict=True):
+            weights = (q @ pixels).softmax(dim=2)  # (B, T, N), over positions
+            reads.append(weights @ pixels.mT)  # (B, T, C / heads)
+        read = torch.cat(reads, dim=2) * (2 * F.hardsigmoid(self.gate(tokens)))
         return self.norm(tokens + self.out(read))
 
 
@@ -209,9 +227,11 @@ class Former(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens (B, T, d) -> (B, T, d)."""
-        query = tokens_to_heads(self.query(tokens), self.num_heads)
-        keys = tokens_to_heads(tokens, self.num_heads)
-        mixed = F.scaled_dot_product_attention(query, keys, keys).transpose(1, 2).flatten(2)
+        query, keys = (
+            t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in (self.query(tokens), tokens)
+        )  # (B, heads, T, d / heads)
+        weights = (query @ keys.mT * keys.shape[-1] ** -0.5).softmax(dim=-1)
+        mixed = (weights @ keys).transpose(1, 2).flatten(2)
         tokens = self.norm1(tokens + self.out(mixed))
         return self.norm2(tokens + self.fc2(F.gelu(self.fc1(tokens))))
 
@@ -230,11 +250,14 @@ class FormerToMobile(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         """x (B, C, H, W), tokens (B, T, d) -> (B, C, H, W)."""
-        pixels = map_to_heads(x, self.num_heads)
-        key = tokens_to_heads(self.key(tokens), self.num_heads)
-        value = tokens_to_heads(self.value(tokens), self.num_heads)
-        read = F.scaled_dot_product_attention(pixels, key, value)  # (B, heads, N, C / heads)
-        return x + read.transpose(2, 3).reshape(x.shape)
+        heads = self.num_heads
+        key = self.key(tokens) * (x.shape[1] // heads) ** -0.5
+        value = self.value(tokens)
+        reads = []
+        for pixels, k, v in zip(map_heads(x, heads), key.chunk(heads, 2), value.chunk(heads, 2), strict=True):
+            weights = (k @ pixels).softmax(dim=1)  # (B, T, N), over tokens
+            reads.append(weights.mT @ v)  # (B, N, C / heads)
+        return x + torch.cat(reads, dim=2).mT.reshape(x.shape)
 
 
 class LiteBlock(nn.Module):

@@ -115,6 +115,7 @@ class Loader(ABC):
 
     def __init__(self, order: BatchOrder):
         self.sampler = order  # the name under which Lightning looks for set_epoch
+        self.batch_sampler = None  # Lightning asks for it wherever there is a sampler
         self.skipped = 0  # images left out of training batches so far
 
     def __len__(self) -> int:

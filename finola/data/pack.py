@@ -1,0 +1,175 @@
+"""Turn a data set into WebDataset shards of smaller pictures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from finola.data.images import resize_shorter
+from finola.data.shards import INDEX_JSON, INDEX_NPY
+from finola.errors import DataError, RecipeError
+
+SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
+
+
+@dataclass
+class PackReport:
+    """What was packed: the shards with their sizes, and a message for each image that could not be."""
+
+    out: str
+    images: int = 0
+    shards: list[dict] = field(default_factory=list)  # {"file", "images", "bytes"}
+    bad: list[str] = field(default_factory=list)
+
+
+def pack(
+    dataset,
+    out: str | Path,
+    *,
+    size: int = 256,
+    image_format: str = "jpeg",
+    quality: int = 90,
+    shard_size: int = 1000,
+    workers: int = 1,
+    progress: bool = True,
+) -> PackReport:
+    """Write the images of `dataset` as shards OUT/NAME-000000.tar ... with an index; NAME is the folder's
+    name.
+
+    Each picture's shorter side is resized to `size` if it is longer (antialiased bilinear; nothing is
+    enlarged). Sample n is `n`.jpg or `n`.webp with its label in `n`.cls if it has one. An image that cannot
+    be decoded is left out and reported. `out` appears whole, at the end, or not at all.
+
+    Args:
+        shard_size: images a shard.
+        workers: threads that decode and encode.
+
+    Raises:
+        DataError: `out` exists and is not an empty folder, or no image at all can be decoded.
+        RecipeError: an unknown format, or a number out of range.
+    """
+    _check(size, image_format, quality, shard_size, workers)
+    report = PackReport(str(out))
+    rows = []  # (shard, offset, size, label) of each image
+    with _whole_folder(Path(out)) as folder, _threads(workers) as pool:
+        bar = tqdm(total=len(dataset), desc="packing", unit="image", disable=not progress)
+        for start in range(0, len(dataset), shard_size):
+            indices = range(start, min(start + shard_size, len(dataset)))
+            encoded = pool.map(lambda index: _encode(dataset, index, size, image_format, quality), indices)
+            good = _only_good(encoded, indices, report, bar)
+            path = folder / f"{Path(out).resolve().name}-{start // shard_size:06d}.tar"
+            samples = _write_shard(path, good, dataset.labels, image_format)
+            rows += [(len(report.shards), *sample) for sample in samples]
+            report.shards.append({"file": path.name, "images": len(samples), "bytes": path.stat().st_size})
+        bar.close()
+        report.images = len(rows)
+        if not rows:
+            raise DataError(f"none of the {len(dataset)} images can be decoded, the first: {report.bad[0]}")
+        np.save(folder / INDEX_NPY, np.array(rows, dtype=np.int64))
+        index = {
+            "images": report.images,
+            "classes": dataset.classes,
+            "size": size,
+            "format": image_format,
+            "quality": quality,
+            "source": dataset.source,
+            "shards": report.shards,
+        }
+        (folder / INDEX_JSON).write_text(json.dumps(index, indent=1) + "\n")
+    return report
+
+
+def _check(size: int, image_format: str, quality: int, shard_size: int, workers: int) -> None:
+    if image_format not in SUFFIX:
+        raise RecipeError(f"format: got {image_format!r}, expected one of {', '.join(SUFFIX)}")
+    if not 1 <= quality <= 100:
+        raise RecipeError(f"quality: got {quality}, expected 1 to 100")
+    for name, value in (("size", size), ("shard-size", shard_size), ("workers", workers)):
+        if value < 1:
+            raise RecipeError(f"{name}: got {value}, expected at least 1")
+
+
+def _encode(dataset, index: int, size: int, image_format: str, quality: int) -> bytes | DataError:
+    try:
+        image = dataset.load(index)
+    except DataError as error:
+        return error
+    if min(image.size) > size:
+        image = resize_shorter(image, size)
+    buffer = io.BytesIO()
+    image.save(buffer, format=image_format, quality=quality)
+    return buffer.getvalue()
+
+
+def _only_good(encoded, indices, report: PackReport, bar: tqdm) -> Iterator[tuple[int, bytes]]:
+    """(index, bytes) of the images that could be encoded; the others go into the report."""
+    for index, data in zip(indices, encoded, strict=True):
+        bar.update()
+        if isinstance(data, DataError):
+            report.bad.append(str(data))
+        else:
+            yield index, data
+
+
+def _write_shard(path: Path, samples, labels: np.ndarray, image_format: str) -> list[tuple[int, int, int]]:
+    """Write one tar file; returns (offset, size, label) of each image."""
+    written = []
+    with open(path, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+            for index, data in samples:
+                label = int(labels[index])
+                offset = _add(tar, f"{index:09d}{SUFFIX[image_format]}", data)
+                if label >= 0:
+                    _add(tar, f"{index:09d}.cls", str(label).encode())
+                written.append((offset, len(data), label))
+        file.flush()
+        os.fsync(file.fileno())
+    return written
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
+    """Add a file; returns the offset of its bytes."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    offset = tar.offset + tarfile.BLOCKSIZE  # one header block: the names are short
+    tar.addfile(info, io.BytesIO(data))
+    return offset
+
+
+@contextmanager
+def _whole_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `out`, renamed to it on success and removed on any failure."""
+    if out.is_dir() and any(out.iterdir()):
+        raise DataError(f"{out}: not empty; choose a new folder, so that nothing is overwritten")
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: is a file, expected a new or empty folder")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}-"))
+    try:
+        yield folder
+        folder.chmod(0o755)
+        os.replace(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool that drops what it has not begun when it is left early."""
+    pool = ThreadPoolExecutor(workers)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)

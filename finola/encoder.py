@@ -23,7 +23,7 @@ Maps run fastest in `torch.channels_last`, where the attentions read them in pla
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,15 +93,33 @@ CONFIGS = {
 }
 
 
-def conv_bn(in_channels: int, out_channels: int, kernel: int = 1, stride: int = 1, groups: int = 1):
-    """Convolution without bias, padded to H / stride rows, and its BatchNorm: two modules to unpack."""
-    conv = nn.Conv2d(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return conv, nn.BatchNorm2d(out_channels)
+class DepthwiseConv(nn.Conv2d):
+    """3x3 convolution of each channel alone, into out_channels / in_channels = m channels each; no bias.
+
+    On a CPU only m = 1 has a fast kernel, so at stride 1 a larger m runs as m such convolutions, interleaved.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1):
+        super().__init__(in_channels, out_channels, 3, stride, padding=1, groups=in_channels, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, m * C, H / stride, W / stride)."""
+        multiplier = self.out_channels // self.in_channels
+        if multiplier == 1 or self.stride != (1, 1) or not x.is_cpu:
+            return super().forward(x)
+        weights = self.weight.unflatten(0, (-1, multiplier)).unbind(1)  # m of (C, 1, 3, 3)
+        maps = [F.conv2d(x, w, padding=1, groups=self.in_channels).permute(0, 2, 3, 1) for w in weights]
+        return torch.stack(maps, dim=4).flatten(3).permute(0, 3, 1, 2)
 
 
-def depthwise_bn(in_channels: int, out_channels: int, stride: int = 1):
-    """3x3 convolution of each channel alone, into out_channels / in_channels others, and its BatchNorm."""
-    return conv_bn(in_channels, out_channels, 3, stride, groups=in_channels)
+def depthwise_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    """Depthwise 3x3 convolution and its BatchNorm, two modules to unpack."""
+    return DepthwiseConv(in_channels, out_channels, stride), nn.BatchNorm2d(out_channels)
+
+
+def pointwise_bn(in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Module]:
+    """1x1 convolution without bias and its BatchNorm, two modules to unpack."""
+    return nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
 
 
 def map_heads(x: Tensor, num_heads: int) -> list[Tensor]:
@@ -154,11 +172,11 @@ class Bottleneck(nn.Module):
 
     def __init__(self, in_channels: int, expansion: int, out_channels: int, token_dim: int):
         super().__init__()
-        self.expand = nn.Sequential(*conv_bn(in_channels, expansion))
+        self.expand = nn.Sequential(*pointwise_bn(in_channels, expansion))
         self.act1 = DynamicReLU(expansion, token_dim)
         self.depthwise = nn.Sequential(*depthwise_bn(expansion, expansion))
         self.act2 = DynamicReLU(expansion, token_dim)
-        self.project = nn.Sequential(*conv_bn(expansion, out_channels))
+        self.project = nn.Sequential(*pointwise_bn(expansion, out_channels))
         self.shortcut = in_channels == out_channels
 
     def forward(self, x: Tensor, token: Tensor) -> Tensor:
@@ -179,10 +197,10 @@ class DownBottleneck(nn.Module):
         super().__init__()
         self.expand1 = nn.Sequential(*depthwise_bn(in_channels, expansion, stride=2))
         self.act1 = DynamicReLU(expansion, token_dim)
-        self.project1 = nn.Sequential(*conv_bn(expansion, out_channels))
+        self.project1 = nn.Sequential(*pointwise_bn(expansion, out_channels))
         self.expand2 = nn.Sequential(*depthwise_bn(out_channels, 4 * out_channels))
         self.act2 = DynamicReLU(4 * out_channels, token_dim)
-        self.project2 = nn.Sequential(*conv_bn(4 * out_channels, out_channels))
+        self.project2 = nn.Sequential(*pointwise_bn(4 * out_channels, out_channels))
 
     def forward(self, x: Tensor, token: Tensor) -> Tensor:
         """x (B, C_in, H, W), token (B, d) -> (B, C_out, H/2, W/2)."""
@@ -266,7 +284,9 @@ class LiteBlock(nn.Module):
     def __init__(self, channels: int):
         super().__init__()
         self.layers = nn.Sequential(
-            *depthwise_bn(channels, 2 * channels), nn.ReLU6(inplace=True), *conv_bn(2 * channels, channels)
+            *depthwise_bn(channels, 2 * channels),
+            nn.ReLU6(inplace=True),
+            *pointwise_bn(2 * channels, channels),
         )
 
     def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -323,7 +343,11 @@ class MobileFormer(nn.Module):
         self.head_hidden_size = out_channels + cfg.token_dim
 
         self.tokens = nn.Parameter(torch.empty(1, cfg.num_tokens, cfg.token_dim))
-        self.stem = nn.Sequential(*conv_bn(in_chans, cfg.stem, 3, stride=2), nn.ReLU6(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_chans, cfg.stem, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(cfg.stem),
+            nn.ReLU6(inplace=True),
+        )
         self.stages = nn.ModuleList([nn.ModuleList([LiteBlock(cfg.stem)])])
         channels = cfg.stem
         for rows in cfg.stages:
@@ -332,7 +356,7 @@ class MobileFormer(nn.Module):
                 stage.append(MobileFormerBlock(channels, expansion, out, 2 if i == 0 else 1, cfg.token_dim))
                 channels = out
             self.stages.append(stage)
-        self.tail = nn.Sequential(*conv_bn(channels, out_channels), nn.ReLU6(inplace=True))
+        self.tail = nn.Sequential(*pointwise_bn(channels, out_channels), nn.ReLU6(inplace=True))
 
         widths = (cfg.stem, *(rows[-1][1] for rows in cfg.stages[:-1]), out_channels)
         modules = ("stages.0", "stages.1", "stages.2", "tail")
@@ -390,9 +414,11 @@ class MobileFormer(nn.Module):
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
         take, last = feature_take_indices(len(self.feature_info), indices)
-        maps = list(self._stage_maps(x, last + 1 if stop_early else len(self.feature_info)))
-        intermediates = [maps[i][0] for i in take]
-        return intermediates if intermediates_only else (maps[-1][0], intermediates)
+        intermediates = []
+        for i, (x, _) in enumerate(self._stage_maps(x, last + 1 if stop_early else len(self.stages))):
+            if i in take:
+                intermediates.append(x)
+        return intermediates if intermediates_only else (x, intermediates)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -410,11 +436,14 @@ class MobileFormer(nn.Module):
         """Image (B, in_chans, H, W) -> final map (B, out_channels, H/16, W/16) and tokens (B, T, d).
 
         Raises FinolaError if 16 does not divide H and W."""
-        *_, (x, tokens) = self._stage_maps(x, len(self.stages))
-        return x, tokens
+        for stage in self._stage_maps(x, len(self.stages)):
+            final = stage
+        return final
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Image (B, in_chans, H, W) -> final map (B, out_channels, H/16, W/16)."""
+        """Image (B, in_chans, H, W) -> final map (B, out_channels, H/16, W/16).
+
+        `forward_head` needs the tokens too: `forward_head(*forward_map_and_tokens(x))`."""
         return self.forward_map_and_tokens(x)[0]
 
     def forward_head(self, x: Tensor, tokens: Tensor, pre_logits: bool = False) -> Tensor:
@@ -448,20 +477,22 @@ class MobileFormer(nn.Module):
     def _run_block(self, block: nn.Module, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
             return block(x, tokens)
-        contexts = (nullcontext(), _frozen_statistics(block))
+        contexts = (nullcontext(), _FrozenStatistics(block))
         return checkpoint(block, x, tokens, use_reentrant=False, context_fn=lambda: contexts)
 
 
-@contextmanager
-def _frozen_statistics(module: nn.Module) -> Iterator[None]:
+class _FrozenStatistics(AbstractContextManager):
     """Leave BatchNorm's running statistics alone, so that recomputing a block does not count it twice."""
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
-    for norm in norms:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in norms:
+
+    def __init__(self, module: nn.Module):
+        self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+
+    def __enter__(self) -> None:
+        for norm in self.norms:
+            norm.track_running_stats = not norm.training
+
+    def __exit__(self, *exception) -> None:
+        for norm in self.norms:
             norm.track_running_stats = True
 
 

@@ -28,6 +28,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     add("--size", type=int, default=256, help="shorter side in pixels, never enlarged (%(default)s)")
     add("--format", choices=("jpeg", "webp"), default="jpeg", help="(%(default)s)")
     add("--quality", type=int, default=90, help="1 to 100 (%(default)s)")
+    add("--resample", choices=("bilinear", "bicubic"), default="bilinear", help="(%(default)s)")
     add("--shard-size", type=int, default=1000, metavar="N", help="images a shard (%(default)s)")
     add("--workers", type=int, default=1, metavar="N", help="threads (%(default)s)")
     add("--json", action="store_true", help="print a report for machines, no progress bar")
@@ -35,7 +36,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int | None:
-    from finola.data.pack import pack
+    from finola.data.pack import Encoding, pack
     from finola.data.shards import open_data
     from finola.errors import DataError
 
@@ -43,9 +44,7 @@ def run(args: argparse.Namespace) -> int | None:
     report = pack(
         dataset,
         args.out,
-        size=args.size,
-        image_format=args.format,
-        quality=args.quality,
+        Encoding(args.size, args.format, args.quality, args.resample),
         shard_size=args.shard_size,
         workers=args.workers,
         progress=not args.json,

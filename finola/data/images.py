@@ -28,10 +28,11 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from finola.errors import DataError
+from finola.errors import DataError, RecipeError
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")
+RESAMPLE = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 def decode_image(
@@ -115,12 +116,22 @@ def to_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
-def resize_shorter(image: Image.Image, size: int) -> Image.Image:
-    """Resize so that the shorter side is `size`, larger or smaller than it was: antialiased bilinear."""
+def resize_shorter(image: Image.Image, size: int, resample: str = "bilinear") -> Image.Image:
+    """Resize so that the shorter side is `size`, larger or smaller than it was; antialiased.
+
+    Args:
+        resample: "bilinear" or "bicubic". Bicubic keeps more of the fine structure, which is the hardest to
+            reconstruct: PSNR on its images is about 0.9 dB lower, so the two must not be compared.
+
+    Raises:
+        RecipeError: another `resample`.
+    """
+    if resample not in RESAMPLE:
+        raise RecipeError(f"resample: got {resample!r}, expected one of {', '.join(RESAMPLE)}")
     width, height = image.size
     shorter = min(width, height)
     target = (max(size, round(width * size / shorter)), max(size, round(height * size / shorter)))
-    return image if target == image.size else image.resize(target, Image.Resampling.BILINEAR)
+    return image if target == image.size else image.resize(target, RESAMPLE[resample])
 
 
 def center_crop(image: Image.Image, size: int) -> Image.Image:

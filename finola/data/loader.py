@@ -189,17 +189,19 @@ def build_loader(
     crop_scale: tuple[float, float] = (0.2, 1.0),
     hflip: bool = True,
     drop_last: bool | None = None,
+    resample: str = "bilinear",
 ) -> FolderLoader:
     """A loader over a data set of `finola.data`.
 
     Training: shuffled, RandomResizedCrop (antialiased bicubic) and flip; an image that cannot be decoded is
     left out of its batch, counted in `loader.skipped` and reported with a warning.
-    Evaluation (`train=False`): in order, shorter side resized to `image_size` (antialiased bilinear), centre
-    crop; an image that cannot be decoded raises DataError.
+    Evaluation (`train=False`): in order, shorter side resized to `image_size`, centre crop; an image that
+    cannot be decoded raises DataError.
 
     Args:
         batch_size: images a batch in this process.
         drop_last: leave out an incomplete last batch; by default only when training.
+        resample: of evaluation, "bilinear" or "bicubic" (see `resize_shorter`); PSNR depends on it.
     """
     drop_last = train if drop_last is None else drop_last
     order = BatchOrder(
@@ -212,7 +214,8 @@ def build_loader(
         drop_last=drop_last,
     )
     augment = Augment(crop_scale, hflip) if train else None
-    return FolderLoader(_Samples(dataset, image_size, seed, augment), order, num_workers=num_workers)
+    samples = _Samples(dataset, image_size, seed, augment, resample)
+    return FolderLoader(samples, order, num_workers=num_workers)
 
 
 class _Numbers:
@@ -233,8 +236,9 @@ class _Numbers:
 class _Samples:
     """(epoch, index) -> ((3, S, S) uint8, label, index), or the message of the DataError."""
 
-    def __init__(self, dataset, image_size: int, seed: int, augment: Augment | None):
-        self.dataset, self.image_size, self.seed, self.augment = dataset, image_size, seed, augment
+    def __init__(self, dataset, image_size: int, seed: int, augment: Augment | None, resample: str):
+        self.dataset, self.image_size = dataset, image_size
+        self.seed, self.augment, self.resample = seed, augment, resample
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -246,7 +250,7 @@ class _Samples:
         except DataError as error:
             return str(error)
         if self.augment is None:
-            image = center_crop(resize_shorter(image, self.image_size), self.image_size)
+            image = center_crop(resize_shorter(image, self.image_size, self.resample), self.image_size)
         else:
             size = np.array([[image.height, image.width]])
             crops = random_crops(size, np.array([index]), seed=self.seed, epoch=epoch, augment=self.augment)

@@ -11,17 +11,55 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 from tqdm import tqdm
 
-from finola.data.images import resize_shorter
+from finola.data.images import RESAMPLE, resize_shorter
 from finola.data.shards import INDEX_JSON, INDEX_NPY
 from finola.errors import DataError, RecipeError
 
 SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How each picture is stored.
+
+    Args:
+        size: the shorter side in pixels; a picture that is smaller stays as it is.
+        format: "jpeg" or "webp".
+        quality: 1 to 100.
+        resample: "bilinear" or "bicubic" (see `resize_shorter`).
+
+    Raises:
+        RecipeError: a value out of range.
+    """
+
+    size: int = 256
+    format: str = "jpeg"
+    quality: int = 90
+    resample: str = "bilinear"
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise RecipeError(f"size: got {self.size}, expected at least 1")
+        if self.format not in SUFFIX:
+            raise RecipeError(f"format: got {self.format!r}, expected one of {', '.join(SUFFIX)}")
+        if not 1 <= self.quality <= 100:
+            raise RecipeError(f"quality: got {self.quality}, expected 1 to 100")
+        if self.resample not in RESAMPLE:
+            raise RecipeError(f"resample: got {self.resample!r}, expected one of {', '.join(RESAMPLE)}")
+
+    def encode(self, image: Image.Image) -> bytes:
+        if min(image.size) > self.size:
+            image = resize_shorter(image, self.size, self.resample)
+        buffer = io.BytesIO()
+        image.save(buffer, format=self.format, quality=self.quality)
+        return buffer.getvalue()
 
 
 @dataclass
@@ -37,80 +75,53 @@ class PackReport:
 def pack(
     dataset,
     out: str | Path,
+    encoding: Encoding,
     *,
-    size: int = 256,
-    image_format: str = "jpeg",
-    quality: int = 90,
     shard_size: int = 1000,
     workers: int = 1,
     progress: bool = True,
 ) -> PackReport:
-    """Write the images of `dataset` as shards OUT/NAME-000000.tar ... with an index; NAME is the folder's
-    name.
+    """Write the images of `dataset` as shards OUT/NAME-000000.tar ... with an index; NAME is OUT's last part.
 
-    Each picture's shorter side is resized to `size` if it is longer (antialiased bilinear; nothing is
-    enlarged). Sample n is `n`.jpg or `n`.webp with its label in `n`.cls if it has one. An image that cannot
-    be decoded is left out and reported. `out` appears whole, at the end, or not at all.
+    Sample n is `n`.jpg or `n`.webp with its label in `n`.cls if it has one. An image that cannot be decoded or
+    stored is left out and reported. `out` appears whole, at the end, or not at all.
 
     Args:
         shard_size: images a shard.
         workers: threads that decode and encode.
 
     Raises:
-        DataError: `out` exists and is not an empty folder, or no image at all can be decoded.
-        RecipeError: an unknown format, or a number out of range.
+        DataError: `out` exists and is not an empty folder, or no image at all can be packed.
+        RecipeError: `shard_size` or `workers` below 1.
     """
-    _check(size, image_format, quality, shard_size, workers)
-    report = PackReport(str(out))
+    for name, value in (("shard_size", shard_size), ("workers", workers)):
+        if value < 1:
+            raise RecipeError(f"{name}: got {value}, expected at least 1")
+    out, report = Path(out).resolve(), PackReport(str(out))
     rows = []  # (shard, offset, size, label) of each image
-    with _whole_folder(Path(out)) as folder, _threads(workers) as pool:
-        bar = tqdm(total=len(dataset), desc="packing", unit="image", disable=not progress)
-        for start in range(0, len(dataset), shard_size):
+    with _whole_folder(out) as folder, _threads(workers) as pool, _bar(len(dataset), progress) as bar:
+        for shard, start in enumerate(range(0, len(dataset), shard_size)):
             indices = range(start, min(start + shard_size, len(dataset)))
-            encoded = pool.map(lambda index: _encode(dataset, index, size, image_format, quality), indices)
+            encoded = pool.map(lambda index: _encode(dataset, index, encoding), indices)
+            path = folder / f"{out.name}-{shard:06d}.tar"
             good = _only_good(encoded, indices, report, bar)
-            path = folder / f"{Path(out).resolve().name}-{start // shard_size:06d}.tar"
-            samples = _write_shard(path, good, dataset.labels, image_format)
-            rows += [(len(report.shards), *sample) for sample in samples]
+            samples = _write_shard(path, good, dataset.labels, SUFFIX[encoding.format])
+            rows += [(shard, *sample) for sample in samples]
             report.shards.append({"file": path.name, "images": len(samples), "bytes": path.stat().st_size})
-        bar.close()
         report.images = len(rows)
         if not rows:
-            raise DataError(f"none of the {len(dataset)} images can be decoded, the first: {report.bad[0]}")
-        np.save(folder / INDEX_NPY, np.array(rows, dtype=np.int64))
-        index = {
-            "images": report.images,
-            "classes": dataset.classes,
-            "size": size,
-            "format": image_format,
-            "quality": quality,
-            "source": dataset.source,
-            "shards": report.shards,
-        }
-        (folder / INDEX_JSON).write_text(json.dumps(index, indent=1) + "\n")
+            raise DataError(f"none of the {len(dataset)} images can be packed, the first: {report.bad[0]}")
+        _write_index(folder, dataset, encoding, report, rows)
     return report
 
 
-def _check(size: int, image_format: str, quality: int, shard_size: int, workers: int) -> None:
-    if image_format not in SUFFIX:
-        raise RecipeError(f"format: got {image_format!r}, expected one of {', '.join(SUFFIX)}")
-    if not 1 <= quality <= 100:
-        raise RecipeError(f"quality: got {quality}, expected 1 to 100")
-    for name, value in (("size", size), ("shard-size", shard_size), ("workers", workers)):
-        if value < 1:
-            raise RecipeError(f"{name}: got {value}, expected at least 1")
-
-
-def _encode(dataset, index: int, size: int, image_format: str, quality: int) -> bytes | DataError:
+def _encode(dataset, index: int, encoding: Encoding) -> bytes | DataError:
     try:
-        image = dataset.load(index)
+        return encoding.encode(dataset.load(index))
     except DataError as error:
         return error
-    if min(image.size) > size:
-        image = resize_shorter(image, size)
-    buffer = io.BytesIO()
-    image.save(buffer, format=image_format, quality=quality)
-    return buffer.getvalue()
+    except (OSError, ValueError) as error:  # more pixels a side than the format can hold
+        return DataError(f"{dataset.name(index)}: cannot be stored as {encoding.format} ({error})")
 
 
 def _only_good(encoded, indices, report: PackReport, bar: tqdm) -> Iterator[tuple[int, bytes]]:
@@ -123,20 +134,32 @@ def _only_good(encoded, indices, report: PackReport, bar: tqdm) -> Iterator[tupl
             yield index, data
 
 
-def _write_shard(path: Path, samples, labels: np.ndarray, image_format: str) -> list[tuple[int, int, int]]:
+def _write_shard(path: Path, samples, labels: np.ndarray, suffix: str) -> list[tuple[int, int, int]]:
     """Write one tar file; returns (offset, size, label) of each image."""
     written = []
     with open(path, "wb") as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             for index, data in samples:
                 label = int(labels[index])
-                offset = _add(tar, f"{index:09d}{SUFFIX[image_format]}", data)
+                offset = _add(tar, f"{index:09d}{suffix}", data)
                 if label >= 0:
                     _add(tar, f"{index:09d}.cls", str(label).encode())
                 written.append((offset, len(data), label))
         file.flush()
         os.fsync(file.fileno())
     return written
+
+
+def _write_index(folder: Path, dataset, encoding: Encoding, report: PackReport, rows: list[tuple]) -> None:
+    np.save(folder / INDEX_NPY, np.array(rows, dtype=np.int64))
+    index = {
+        "images": report.images,
+        "classes": dataset.classes,
+        "source": dataset.source,
+        "encoding": asdict(encoding),
+        "shards": report.shards,
+    }
+    (folder / INDEX_JSON).write_text(json.dumps(index, indent=1) + "\n")
 
 
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
@@ -163,6 +186,10 @@ def _whole_folder(out: Path) -> Iterator[Path]:
         os.replace(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bar(total: int, progress: bool) -> tqdm:
+    return tqdm(total=total, desc="packing", unit="image", disable=not progress)
 
 
 @contextmanager

@@ -39,6 +39,7 @@ class ResidentImages:
         size: the stored shorter side in pixels. For evaluation exactly the model's image size; for training a
             little more, since a crop keeps only part of the picture.
         skip_bad: leave out images that cannot be decoded, with a warning for each, instead of raising.
+        resample: "bilinear" or "bicubic" (see `resize_shorter`).
         draft: let much larger JPEGs be decoded at reduced scale: several times faster, but it changes pixels
             slightly, so not for evaluation.
 
@@ -59,6 +60,7 @@ class ResidentImages:
         device: torch.device | str = "cpu",
         *,
         skip_bad: bool = False,
+        resample: str = "bilinear",
         draft: bool = False,
         progress: bool = True,
     ):
@@ -66,7 +68,7 @@ class ResidentImages:
         self.labels = torch.from_numpy(dataset.labels).to(self.device)
         self.sizes = np.full((len(dataset), 2), size)
         self.errors: dict[int, str] = {}
-        pictures = _decode_all(dataset, size, size if draft else None)
+        pictures = _decode_all(dataset, size, resample, size if draft else None)
         pictures = tqdm(pictures, "decoding", len(dataset), disable=not progress, unit="image")
         self.pixels = self._store(pictures, skip_bad).to(self.device)
 
@@ -222,12 +224,13 @@ def _centre_crops(sizes: np.ndarray, size: int) -> Crops:
     return Crops(boxes, np.zeros(len(sizes), dtype=bool))
 
 
-def _decode_all(dataset, size: int, draft: int | None) -> Iterator[Tensor | DataError]:
+def _decode_all(dataset, size: int, resample: str, draft: int | None) -> Iterator[Tensor | DataError]:
     """All pictures in order, upright, shorter side `size`. Pillow decodes without the interpreter's lock."""
 
     def decode(index: int) -> Tensor | DataError:
         try:
-            return to_uint8(_cut_long(resize_shorter(dataset.load(index, draft), size), LONGEST * size))
+            image = resize_shorter(dataset.load(index, draft), size, resample)
+            return to_uint8(_cut_long(image, LONGEST * size))
         except DataError as error:
             return error
 

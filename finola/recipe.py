@@ -122,7 +122,7 @@ class PaperSection:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training run, besides the images."""
+    """Everything that decides a training run, besides the images. `name` is the file's, for the record."""
 
     model: ModelSection = field(default_factory=ModelSection)
     data: DataSection = field(default_factory=DataSection)
@@ -130,6 +130,7 @@ class Recipe:
     trainer: TrainerSection = field(default_factory=TrainerSection)
     paper: PaperSection = field(default_factory=PaperSection)
     seed: int = _option(0, low=0)
+    name: str = ""
 
     def model_config(self):
         """The `AutoencoderConfig` of this run: the named one, overridden, at the data's image size."""
@@ -140,6 +141,7 @@ class Recipe:
     def as_dict(self) -> dict:
         """Plain types alone, in the shape of the YAML file."""
         sections = dataclasses.asdict(self)
+        del sections["name"]
         model = sections["model"]
         sections["model"] = {"name": model["name"], **model["overrides"]}
         return _plain(sections)
@@ -155,13 +157,14 @@ def load_recipe(name_or_path: str | Path, overrides: list[str] | None = None) ->
     Raises RecipeError, one line naming the file or option, the key, what was got and what was expected.
     """
     path = find_recipe(name_or_path)
-    return _build(_read(path, ()), overrides or [], str(path))
+    recipe = _build(_read(path, ()), overrides or [], str(path))
+    return dataclasses.replace(recipe, name=_name(path))
 
 
 def list_recipes() -> dict[str, str]:
     """Name -> first line of the header comment, for every shipped recipe."""
     paths = sorted(RECIPE_FOLDER.rglob("*.yaml"))
-    return {path.relative_to(RECIPE_FOLDER).with_suffix("").as_posix(): _title(path) for path in paths}
+    return {_name(path): _title(path) for path in paths}
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
@@ -239,6 +242,13 @@ def _merge(base: dict, changes: dict) -> dict:
     return merged
 
 
+def _name(path: Path) -> str:
+    """`imagenet/resolution_8` for a shipped recipe, the file's stem for another."""
+    shipped = path.resolve().is_relative_to(RECIPE_FOLDER.resolve())
+    named = path.resolve().relative_to(RECIPE_FOLDER.resolve()) if shipped else Path(path.name)
+    return named.with_suffix("").as_posix()
+
+
 def _title(path: Path) -> str:
     first = path.read_text(encoding="utf-8").partition("\n")[0]
     return first.lstrip("# ") if first.startswith("#") else ""
@@ -255,7 +265,7 @@ def parse_overrides(words: list[str]) -> dict:
             raise RecipeError(f"{word}: expected an override such as --optim.epochs 5")
         key, equals, text = word[2:].partition("=")
         if not equals:
-            if not words:
+            if not words or words[0].startswith("--"):
                 raise RecipeError(f"{word}: a value is missing; write {word} VALUE")
             text = words.pop(0)
         values[key] = _parse_value(word, text)
@@ -290,7 +300,7 @@ def _section(cls, content, where: str, prefix: str):
         raise RecipeError(f"{where}: {prefix.rstrip('.')}: got {_kind(content)}, expected keys under it")
     if cls is ModelSection:
         return _model_section(content, where, prefix)
-    fields = {f.name: f for f in dataclasses.fields(cls)}
+    fields = {f.name: f for f in dataclasses.fields(cls) if f.name != "name"}
     types = typing.get_type_hints(cls)
     values = {}
     for key, value in content.items():

@@ -1,0 +1,330 @@
+"""Training runs: a recipe and folders of images in; weights, curves and a result out.
+
+`fit` hands the work to Lightning's Trainer (devices, DDP, precision, accumulation, averaging, loggers);
+`callbacks.py` adds what an exact resume needs.
+
+A run's folder:
+    recipe.yaml            what was run
+    last.ckpt              the newest checkpoint
+    csv/, tensorboard/     logs; each resume starts a new csv version
+    panels/                originals over reconstructions, one picture for each validation
+    weights.safetensors, result.json, curve.png, panel.png    written when the run ends
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
+from finola.data import ResidentImages, ResidentLoader, build_loader, open_dataset
+from finola.distributed import synchronise_batch_norm
+from finola.errors import RecipeError, WeightsError
+from finola.files import atomic_write
+from finola.model import FinolaAutoencoder
+from finola.recipe import Recipe, differences
+from finola.tasks.reconstruction import NonFiniteLoss, Reconstruction
+from finola.weights import load_state, load_weights, save_weights
+
+# what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
+FREE_KEYS = {
+    "paper.table", "paper.row", "paper.psnr", "data.num_workers", "trainer.accelerator", "trainer.devices",
+    "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps", "trainer.checkpoint_minutes",
+    "trainer.val_every", "trainer.panel_every", "trainer.max_time",
+}
+
+
+def fit(
+    recipe: Recipe, data: list[str], val: list[str] | None, out: str | Path, *,
+    resume: bool = False, allow_changes: bool = False, init_from: str | Path | None = None,
+) -> dict:
+    """Train, or go on training, and write the run's folder.
+
+    Args:
+        data, val: folders or shards of training and validation images; without `val` nothing is validated.
+        out: the run's folder; must be empty or absent unless `resume`.
+        resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        allow_changes: resume although the recipe, the number of processes or the data are others than before.
+        init_from: a weights file to start from.
+
+    Returns:
+        The content of result.json.
+
+    Raises:
+        RecipeError, DataError, WeightsError: on bad input.
+        NonFiniteLoss: the run did not converge; result.json says so.
+        SystemExit: 128 + the signal's number, after SIGTERM or SIGINT and a last checkpoint.
+    """
+    started, out = time.monotonic(), Path(out)
+    _check_folder(out, resume)
+    images = Images(recipe, open_dataset(data), open_dataset(val) if val else None)
+    task = _task(recipe, images, out, init_from)
+    deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
+    speed, checkpoints = Speed(), Checkpoints(out / "last.ckpt", recipe, len(images.train), deadline)
+    trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
+    _check_division(recipe, trainer.world_size)
+    if trainer.world_size > 1:
+        task.model = synchronise_batch_norm(task.model, trainer.strategy.root_device)
+    checkpoint = _read_checkpoint(checkpoints.path) if resume and checkpoints.path.exists() else None
+    if checkpoint:
+        _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
+        images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    _open_folder(out, recipe)
+    _announce(recipe, images, task, trainer, out, checkpoint)
+    warnings.filterwarnings("ignore", ".*smaller than the logging interval")
+    warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")
+
+    outcome = {"finished": True, "converged": True}
+    try:
+        if checkpoint and checkpoint["global_step"] >= images.total_steps:
+            _restore_finished(task, speed, checkpoint)
+            outcome["step"] = checkpoint["global_step"]
+        else:
+            _run(trainer, task, images, checkpoints.path if checkpoint else None)
+            outcome |= {"finished": not checkpoints.out_of_time, "step": trainer.global_step}
+    except NonFiniteLoss as error:
+        names = [images.train.name(index) for index in error.indices]
+        outcome = {"finished": False, "converged": False, "step": error.step, "failed_batch": names}
+        _write_results(recipe, task, images, trainer, speed, out, outcome)
+        raise
+    return _write_results(recipe, task, images, trainer, speed, out, outcome)
+
+
+def _task(recipe: Recipe, images: Images, out: Path, init_from: str | Path | None) -> Reconstruction:
+    torch.manual_seed(recipe.seed)
+    model = FinolaAutoencoder(recipe.model_config())
+    if init_from:
+        load_state(model, load_weights(init_from).state_dict(), init_from)
+    if recipe.trainer.compile:
+        model.compile()  # in place: the names of the weights stay
+    return Reconstruction(
+        model, recipe.optim, images.total_steps, seed=recipe.seed, panel_folder=out / "panels",
+        panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
+    )
+
+
+def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
+    section = recipe.trainer
+    if section.ema_decay is not None:
+        callbacks.append(WeightAveraging(multi_avg_fn=Ema(section.ema_decay)))
+    bar = sys.stdout.isatty()
+    callbacks.append(RichProgressBar() if bar else EpochLines())
+    plugins = [WholeFileCheckpoints()]
+    if SLURMEnvironment.detect():  # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    if section.accelerator != "cpu" and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return Trainer(
+        accelerator=section.accelerator, devices=section.devices, num_nodes=section.num_nodes,
+        strategy=section.strategy, precision=section.precision, plugins=plugins, callbacks=callbacks,
+        logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
+        max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
+        gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=section.val_every,
+        limit_val_batches=1.0 if validate else 0, num_sanity_val_steps=0, log_every_n_steps=10,
+        enable_progress_bar=bar, use_distributed_sampler=False, enable_model_summary=False,
+        default_root_dir=out,
+    )
+
+
+def _run(trainer: Trainer, task: Reconstruction, images: Images, checkpoint_path: Path | None) -> None:
+    try:
+        trainer.fit(task, datamodule=images, ckpt_path=checkpoint_path, weights_only=True)
+    except SystemExit as error:
+        if error.code == 1 and trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _restore_finished(task: Reconstruction, speed: Speed, checkpoint: dict) -> None:
+    """For a run that was killed between its last step and its results."""
+    task.load_state_dict(checkpoint["state_dict"])  # the averaged weights, where weights are averaged
+    task.on_load_checkpoint(checkpoint)
+    speed.load_state_dict(checkpoint["callbacks"][speed.state_key])
+
+
+# data ---------------------------------------------------------------------------------------------
+
+
+class Images(LightningDataModule):
+    """Loaders of the training and validation images for the process that asks.
+
+    Attributes:
+        first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
+    """
+
+    def __init__(self, recipe: Recipe, train, val):
+        super().__init__()
+        self.recipe, self.train, self.val = recipe, train, val
+        self.first_epoch = 0
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run; the last images of an epoch that fill no batch are left out."""
+        accumulate = self.recipe.trainer.accumulate
+        batches = len(self.train) // (self.recipe.optim.batch_size // accumulate)
+        return self.recipe.optim.epochs * math.ceil(batches / accumulate)
+
+    def train_dataloader(self):
+        section = self.recipe.data
+        loader = self._loader(
+            self.train, train=True, seed=self.recipe.seed, crop_scale=section.crop_scale, hflip=section.hflip
+        )
+        loader.set_epoch(self.first_epoch)
+        return loader
+
+    def val_dataloader(self):
+        return self._loader(self.val, train=False)
+
+    def _loader(self, dataset, *, train: bool, **options):
+        section, trainer = self.recipe.data, self.trainer
+        processes = trainer.world_size * self.recipe.trainer.accumulate
+        options |= {
+            "batch_size": self.recipe.optim.batch_size // processes, "image_size": section.image_size,
+            "train": train, "rank": trainer.global_rank, "world_size": trainer.world_size,
+        }
+        if not section.resident:
+            return build_loader(dataset, num_workers=section.num_workers, **options)
+        size = (section.resident_size or section.image_size) if train else section.image_size
+        resident = ResidentImages(dataset, size, trainer.strategy.root_device, skip_bad=train, draft=train,
+                                  progress=sys.stderr.isatty())
+        return ResidentLoader(resident, **options)
+
+
+# checks -------------------------------------------------------------------------------------------
+
+
+def _read_checkpoint(path: Path) -> dict:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise WeightsError(f"{path}: not a whole checkpoint ({reason}); remove it to start again") from None
+
+
+def _check_same_run(checkpoint: dict, identity: dict, path: Path, allow_changes: bool) -> None:
+    pairs = differences(checkpoint["identity"], identity)
+    changed = {key: pair for key, pair in pairs.items() if key not in FREE_KEYS}
+    if changed and not allow_changes:
+        listed = "; ".join(f"{key}: {before} then, {after} now" for key, (before, after) in changed.items())
+        raise RecipeError(f"{path}: is of another run ({listed}); undo the change, choose another --out,"
+                          " or add --allow-changes")
+
+
+@rank_zero_only
+def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
+    parameters = sum(p.numel() for p in task.model.parameters()) / 1e6
+    begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
+    print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
+          f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
+          f" {trainer.world_size} x {_device_name(trainer)}; {out}, from {begin}", flush=True)
+
+
+@rank_zero_only
+def _check_folder(out: Path, resume: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"{out}: is a file, expected a folder for the run; choose another --out")
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise RecipeError(f"{out}: is not empty; add --resume to go on with it, or choose another --out")
+
+
+@rank_zero_only
+def _open_folder(out: Path, recipe: Recipe) -> None:
+    for leftover in out.glob(".*-*.ckpt"):  # of a process killed while it wrote a checkpoint
+        leftover.unlink()
+    with atomic_write(out / "recipe.yaml") as path:
+        path.write_text(recipe.as_yaml(), encoding="utf-8")
+
+
+def _check_division(recipe: Recipe, processes: int) -> None:
+    parts = processes * recipe.trainer.accumulate
+    if recipe.optim.batch_size % parts:
+        raise RecipeError(f"optim.batch_size: got {recipe.optim.batch_size}, expected a multiple of {parts}"
+                          f" ({processes} processes x trainer.accumulate {recipe.trainer.accumulate})")
+
+
+# results ------------------------------------------------------------------------------------------
+
+
+def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
+    result = {
+        "recipe": recipe.name, **outcome,
+        "total_steps": images.total_steps,
+        "val_psnr": task.history[-1]["val_psnr"] if task.history else None,
+        "val_ssim": task.history[-1]["val_ssim"] if task.history else None,
+        "seconds": round(speed.seconds, 1), "images_per_second": speed.images_per_second,
+        "hardware": f"{trainer.world_size} x {_device_name(trainer)}",
+        "torch": torch.__version__, "python": platform.python_version(), "commit": _commit(),
+        "images": {"train": len(images.train), "val": len(images.val) if images.val else 0},
+        "settings": recipe.as_dict(), "history": task.history,
+    }
+    if trainer.is_global_zero:
+        _write_files(recipe, task, out, result)
+    return result
+
+
+def _write_files(recipe: Recipe, task: Reconstruction, out: Path, result: dict) -> None:
+    if result["converged"]:
+        model = FinolaAutoencoder(task.model.config)
+        model.load_state_dict(task.model.state_dict())
+        kept = ("recipe", "step", "total_steps", "val_psnr", "val_ssim", "hardware", "torch", "commit")
+        save_weights(model, out / "weights.safetensors", {key: json.dumps(result[key]) for key in kept})
+    panels = sorted((out / "panels").glob("*.png"))
+    if panels:
+        with atomic_write(out / "panel.png") as path:
+            shutil.copyfile(panels[-1], path)
+    if task.history:
+        _draw_curve(task.history, out / "curve.png")
+    with atomic_write(out / "result.json") as path:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _draw_curve(history: list[dict], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    steps = [point["step"] for point in history]
+    for key, label in (("train_psnr", "training crops"), ("val_psnr", "validation")):
+        axes.plot(steps, [point[key] for point in history], marker=".", label=label)
+    axes.set(xlabel="optimiser steps", ylabel="PSNR, dB")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=150)
+
+
+def _device_name(trainer: Trainer) -> str:
+    if trainer.strategy.root_device.type == "cuda":
+        return torch.cuda.get_device_name(trainer.strategy.root_device)
+    return f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
+
+
+def _commit() -> str | None:
+    """The commit of the repository that holds this file, "-dirty" if it is changed; None outside one."""
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # another project's repository does not count
+        dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+        return git("rev-parse", "HEAD") + dirty
+    except (OSError, subprocess.CalledProcessError):
+        return None

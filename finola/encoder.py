@@ -322,7 +322,8 @@ class MobileFormer(nn.Module):
         global_pool: "avg", or "" (with num_classes=0) to return the map itself from `forward`.
         out_channels: channels of the final map, if not the config's (the paper counts W4320 and W5760 with
             2880).
-        strict_img_size: reject heights and widths that 16 does not divide. False rounds the map's size up.
+        strict_img_size: reject heights and widths that 16 does not divide. False rounds the map's size up, as
+            the paper's multiply-adds at 800x1333 do.
     """
 
     def __init__(
@@ -415,10 +416,10 @@ class MobileFormer(nn.Module):
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
         take, last = feature_take_indices(len(self.feature_info), indices)
         intermediates = []
-        for i, (x, _) in enumerate(self._stage_maps(x, last + 1 if stop_early else len(self.stages))):
+        for i, (final, _) in enumerate(self._stage_maps(x, last + 1 if stop_early else len(self.stages))):
             if i in take:
-                intermediates.append(x)
-        return intermediates if intermediates_only else (x, intermediates)
+                intermediates.append(final)
+        return intermediates if intermediates_only else (final, intermediates)
 
     def prune_intermediate_layers(
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
@@ -485,15 +486,16 @@ class _FrozenStatistics(AbstractContextManager):
     """Leave BatchNorm's running statistics alone, so that recomputing a block does not count it twice."""
 
     def __init__(self, module: nn.Module):
-        self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
 
     def __enter__(self) -> None:
+        self.saved = [(norm.momentum, norm.num_batches_tracked) for norm in self.norms]
         for norm in self.norms:
-            norm.track_running_stats = not norm.training
+            norm.momentum, norm.num_batches_tracked = 0.0, None
 
     def __exit__(self, *exception) -> None:
-        for norm in self.norms:
-            norm.track_running_stats = True
+        for norm, saved in zip(self.norms, self.saved, strict=True):
+            norm.momentum, norm.num_batches_tracked = saved
 
 
 def _init_weights(module: nn.Module) -> None:

@@ -83,8 +83,8 @@ def pack(
 ) -> PackReport:
     """Write the images of `dataset` as shards OUT/NAME-000000.tar ... with an index; NAME is OUT's last part.
 
-    Sample n is `n`.jpg or `n`.webp with its label in `n`.cls if it has one. An image that cannot be decoded or
-    stored is left out and reported. `out` appears whole, at the end, or not at all.
+    Sample n is `n`.jpg or `n`.webp with its label in `n`.cls if it has one. An image that cannot be decoded
+    or stored is left out and reported. `out` appears whole, at the end, or not at all.
 
     Args:
         shard_size: images a shard.

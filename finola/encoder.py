@@ -411,7 +411,7 @@ class MobileFormer(nn.Module):
         """Maps at strides 2, 4, 8, 16 (the last one after the tail), in timm's convention.
 
         indices: the last n, a selection, or all (None). Returns the list, or (final map, list) unless
-        `intermediates_only`. `norm` has nothing to act on: every map already ends in a BatchNorm."""
+        `intermediates_only`. `norm` changes nothing: the encoder has no final norm to apply to a map."""
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
         take, last = feature_take_indices(len(self.feature_info), indices)
@@ -478,6 +478,9 @@ class MobileFormer(nn.Module):
     def _run_block(self, block: nn.Module, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
             return block(x, tokens)
+        if torch.compiler.is_compiling():
+            # A compiled graph updates the statistics once, whatever it recomputes.
+            return checkpoint(block, x, tokens, use_reentrant=False)
         contexts = (nullcontext(), _FrozenStatistics(block))
         return checkpoint(block, x, tokens, use_reentrant=False, context_fn=lambda: contexts)
 

@@ -86,7 +86,7 @@ def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarr
 def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """(n,) uint64, one for each (seed, epoch, index)."""
     state = _mix(np.array([seed], dtype=np.int64).view(np.uint64) + _GOLDEN)
-    state = _mix(state + _GOLDEN * np.uint64(epoch + 1))
+    state = _mix(state + _GOLDEN * np.array([epoch + 1], dtype=np.uint64))
     return _mix(state + _GOLDEN * (indices.astype(np.uint64) + np.uint64(1)))
 
 

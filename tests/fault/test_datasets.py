@@ -93,7 +93,7 @@ def test_training_leaves_a_bad_image_out_and_counts_it(one_bad, kind):
     assert loader.skipped == 1
 
 
-@pytest.mark.parametrize("kind", ["folder", "workers", "resident"])
+@pytest.mark.parametrize("kind", ["folder", "resident"])
 def test_evaluation_stops_at_a_bad_image(one_bad, kind):
     with pytest.raises(DataError, match="dog/01.png: damaged") as error:
         list(loader_of(kind, ImageFolder(one_bad), train=False))

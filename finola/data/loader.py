@@ -153,8 +153,9 @@ class Loader(ABC):
 class FolderLoader(Loader):
     """Decodes files in worker processes; `build_loader` makes one."""
 
-    def __init__(self, samples: _Samples, order: BatchOrder, *, num_workers: int):
+    def __init__(self, samples: _Samples, order: BatchOrder, *, num_workers: int, device: torch.device):
         super().__init__(order)
+        self.device = device
         self._evaluation = samples.augment is None
         self._numbers = _Numbers(order)
         self._loader = DataLoader(
@@ -162,7 +163,7 @@ class FolderLoader(Loader):
             batch_sampler=self._numbers,
             num_workers=num_workers,
             collate_fn=_collate,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
         )
 
@@ -173,6 +174,9 @@ class FolderLoader(Loader):
                 raise DataError(errors[0])
             if errors:
                 self._leave_out(errors, len(indices))
+            images, labels, indices = (
+                tensor.to(self.device, non_blocking=True) for tensor in (images, labels, indices)
+            )
             yield {"image": images.float().div_(255), "label": labels, "index": indices}
 
 
@@ -190,6 +194,7 @@ def build_loader(
     hflip: bool = True,
     drop_last: bool | None = None,
     resample: str = "bilinear",
+    device: torch.device | str = "cpu",
 ) -> FolderLoader:
     """A loader over a data set of `finola.data`.
 
@@ -202,6 +207,7 @@ def build_loader(
         batch_size: images a batch in this process.
         drop_last: leave out an incomplete last batch; by default only when training.
         resample: of evaluation, "bilinear" or "bicubic" (see `resize_shorter`); PSNR depends on it.
+        device: where the batches go; they travel as 8-bit numbers, a quarter of the bytes.
     """
     drop_last = train if drop_last is None else drop_last
     order = BatchOrder(
@@ -215,7 +221,7 @@ def build_loader(
     )
     augment = Augment(crop_scale, hflip) if train else None
     samples = _Samples(dataset, image_size, seed, augment, resample)
-    return FolderLoader(samples, order, num_workers=num_workers)
+    return FolderLoader(samples, order, num_workers=num_workers, device=torch.device(device))
 
 
 class _Numbers:

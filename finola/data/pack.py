@@ -9,7 +9,6 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from tqdm import tqdm
 
 from finola.data.images import RESAMPLE, resize_shorter
 from finola.data.shards import INDEX_JSON, INDEX_NPY
+from finola.data.threads import threads
 from finola.errors import DataError, RecipeError
 
 SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
@@ -99,7 +99,7 @@ def pack(
             raise RecipeError(f"{name}: got {value}, expected at least 1")
     out, report = Path(out).resolve(), PackReport(str(out))
     rows = []  # (shard, offset, size, label) of each image
-    with _whole_folder(out) as folder, _threads(workers) as pool, _bar(len(dataset), progress) as bar:
+    with _whole_folder(out) as folder, threads(workers) as pool, _bar(len(dataset), progress) as bar:
         for shard, start in enumerate(range(0, len(dataset), shard_size)):
             indices = range(start, min(start + shard_size, len(dataset)))
             encoded = pool.map(lambda index: _encode(dataset, index, encoding), indices)
@@ -190,13 +190,3 @@ def _whole_folder(out: Path) -> Iterator[Path]:
 
 def _bar(total: int, progress: bool) -> tqdm:
     return tqdm(total=total, desc="packing", unit="image", disable=not progress)
-
-
-@contextmanager
-def _threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that drops what it has not begun when it is left early."""
-    pool = ThreadPoolExecutor(workers)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from finola.data.images import resize_shorter, to_uint8
 from finola.data.loader import Batch, BatchOrder, Loader
+from finola.data.threads import threads
 from finola.data.transforms import Augment, Crops, random_crops
 from finola.errors import DataError, RecipeError
 
@@ -68,9 +69,10 @@ class ResidentImages:
         self.labels = torch.from_numpy(dataset.labels).to(self.device)
         self.sizes = np.full((len(dataset), 2), size)
         self.errors: dict[int, str] = {}
-        pictures = _decode_all(dataset, size, resample, size if draft else None)
-        pictures = tqdm(pictures, "decoding", len(dataset), disable=not progress, unit="image")
-        self.pixels = self._store(pictures, skip_bad).to(self.device)
+        with threads(os.cpu_count()) as pool:
+            pictures = pool.map(_Decoder(dataset, size, resample, draft), range(len(dataset)))
+            pictures = tqdm(pictures, "decoding", len(dataset), disable=not progress, unit="image")
+            self.pixels = self._store(pictures, skip_bad).to(self.device)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -84,13 +86,15 @@ class ResidentImages:
                 warnings.warn(f"image left out of training: {picture}", stacklevel=3)
                 self.errors[index] = str(picture)
                 continue
-            height, width = self.sizes[index] = picture.shape[1:]
+            height, width = picture.shape[1:]
+            self.sizes[index] = height, width
             if height > width:
                 picture, width = picture.mT, height
             if width > store.shape[3]:
-                store = torch.nn.functional.pad(store, (0, int(width) - store.shape[3]))
+                room = min(width + self.size // 4, LONGEST * self.size)  # with a reserve: growing copies
+                store = torch.nn.functional.pad(store, (0, room - store.shape[3]))
             store[index, :, :, :width] = picture
-        return store
+        return store[:, :, :, : self.sizes.max()].contiguous()
 
 
 class ResidentLoader(Loader):
@@ -224,18 +228,21 @@ def _centre_crops(sizes: np.ndarray, size: int) -> Crops:
     return Crops(boxes, np.zeros(len(sizes), dtype=bool))
 
 
-def _decode_all(dataset, size: int, resample: str, draft: int | None) -> Iterator[Tensor | DataError]:
-    """All pictures in order, upright, shorter side `size`. Pillow decodes without the interpreter's lock."""
+@dataclass(frozen=True)
+class _Decoder:
+    """Index -> (3, H, W) uint8, upright, shorter side `size`, longer at most twice that; or the error."""
 
-    def decode(index: int) -> Tensor | DataError:
+    dataset: object
+    size: int
+    resample: str
+    draft: bool
+
+    def __call__(self, index: int) -> Tensor | DataError:
         try:
-            image = resize_shorter(dataset.load(index, draft), size, resample)
-            return to_uint8(_cut_long(image, LONGEST * size))
+            image = self.dataset.load(index, self.size if self.draft else None)
         except DataError as error:
             return error
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(decode, range(len(dataset)))
+        return to_uint8(_cut_long(resize_shorter(image, self.size, self.resample), LONGEST * self.size))
 
 
 def _cut_long(image: Image.Image, longest: int) -> Image.Image:

@@ -40,7 +40,9 @@ def test_pca_needs_more_images_than_components(components):
         fit_pca([pictures(40)], components)
 
 
-@pytest.mark.parametrize("coefficients, sides", [(3, (1, 1)), (753, (25, 8)), (768, (25, 8)), (3072, (50, 16))])
+@pytest.mark.parametrize(
+    "coefficients, sides", [(3, (1, 1)), (753, (25, 8)), (768, (25, 8)), (3072, (50, 16))]
+)
 def test_zones_of_the_dct(coefficients, sides):
     assert zone_sides(coefficients) == sides
     assert sides[0] ** 2 + 2 * sides[1] ** 2 <= coefficients

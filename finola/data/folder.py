@@ -118,9 +118,15 @@ def check_same_classes(a, b) -> None:
 def _images_below(folder: Path) -> list[str]:
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not name.startswith(".") and not _leads_back(parent, name)]
         found += [os.path.join(parent, name) for name in names if _is_image(name)]
     return sorted(found)
+
+
+def _leads_back(parent: str, name: str) -> bool:
+    """Whether a folder is a link to one that contains it: following it would never end."""
+    here, there = os.path.realpath(parent), os.path.realpath(os.path.join(parent, name))
+    return os.path.commonpath([here, there]) == there
 
 
 def _is_image(name: str) -> bool:

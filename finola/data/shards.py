@@ -20,15 +20,15 @@ from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
 
 INDEX_JSON, INDEX_NPY = "index.json", "index.npy"
+MOST_CLASSES = 1_000_000  # larger numbers are taken for names
 LABEL_SUFFIXES = (".cls", ".txt")  # an integer or a class name; .cls comes first if a sample has both
 
 
 class Shards:
-    """The images of one tar file, or of all tar files in a folder, sorted by name. See `ImageFolder` for its
-    face.
+    """The images of one tar file, or of all tar files in a folder in the order of their names.
 
-    Labels are read from KEY.cls or KEY.txt: the integers as they are, or else class names numbered in their
-    order.
+    Labels are read from KEY.cls or KEY.txt: integers as they are, anything else as class names, numbered in
+    alphabetical order.
 
     Raises:
         DataError: no tar file, a damaged or truncated one, an index that does not match, or no image.
@@ -40,6 +40,7 @@ class Shards:
         if not self.files:
             raise DataError(f"{self.root}: no shard; expected a .tar file or a folder of them")
         indexed = self.root.is_dir() and (self.root / INDEX_JSON).exists()
+        # samples: (N, 4) int64, each image's file, offset, size and label
         samples, self.classes = self._read_index() if indexed else self._scan()
         if len(samples) == 0:
             raise DataError(f"{self.root}: {len(self.files)} shards, 0 images; expected {' '.join(SUFFIXES)}")
@@ -86,8 +87,8 @@ class Shards:
                     f"{self.root / name}: {found.get(name, 'no')} bytes, {INDEX_JSON} says "
                     f"{expected.get(name, 'no')}; copy the shard again"
                 )
-        if samples.shape != (count, 4):
-            raise DataError(f"{self.root / INDEX_NPY}: shape {samples.shape}, not ({count}, 4); pack again")
+        if samples.shape != (count, 4) or not _plausible(samples, list(found.values()), len(classes)):
+            raise DataError(f"{self.root / INDEX_NPY}: damaged, or of other shards; pack the images again")
         return samples.astype(np.int64), classes
 
 
@@ -135,6 +136,19 @@ def _open_one(root: Path) -> ImageFolder | Shards:
     return Shards(root) if is_shards else ImageFolder(root)
 
 
+def _plausible(samples: np.ndarray, file_sizes: list[int], classes: int) -> bool:
+    """Whether every row (file, offset, size, label) lies within its file and the classes."""
+    if not np.issubdtype(samples.dtype, np.integer) or samples[:, :3].min(initial=0) < 0:
+        return False
+    file, offset, size, label = samples.T
+    if file.max(initial=0) >= len(file_sizes):
+        return False
+    if label.min(initial=-1) < -1 or label.max(initial=-1) >= classes:
+        return False
+    sizes = np.array(file_sizes)[file]
+    return bool(((size <= sizes) & (offset <= sizes - size)).all())
+
+
 def _split(name: str) -> tuple[str, str]:
     """Key and suffix of a member, split at the first dot of its file name as WebDataset does."""
     folder, _, base = name.rpartition("/")
@@ -149,7 +163,7 @@ def _label_text(texts: dict[str, str]) -> str | None:
 def _number_labels(texts: list[str | None]) -> tuple[np.ndarray, list[str]]:
     """Labels (N,) int64, -1 for None, and the class names."""
     names = sorted({text for text in texts if text is not None})
-    if all(name.isdecimal() for name in names):
+    if all(name.isdecimal() and int(name) < MOST_CLASSES for name in names):
         numbers = {name: int(name) for name in names}
         names = [str(number) for number in range(max(numbers.values(), default=-1) + 1)]
     else:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from finola.errors import RecipeError
+
 ATTEMPTS = 10  # crops tried before the largest centre crop is taken
 RATIO = (3 / 4, 4 / 3)  # width over height of a crop
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -19,10 +21,19 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True)
 class Augment:
-    """RandomResizedCrop with a flip: share of the area kept, and whether half of the crops are mirrored."""
+    """RandomResizedCrop with a flip: share of the area kept, and whether half of the crops are mirrored.
+
+    Raises:
+        RecipeError: a share outside 0 < low <= high <= 1.
+    """
 
     scale: tuple[float, float] = (0.2, 1.0)
     hflip: bool = True
+
+    def __post_init__(self):
+        low, high = self.scale
+        if not 0 < low <= high <= 1:
+            raise RecipeError(f"crop_scale: got ({low}, {high}), expected 0 < low <= high <= 1")
 
 
 @dataclass(frozen=True)

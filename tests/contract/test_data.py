@@ -319,6 +319,17 @@ def test_crops_equal_pillow_s(shape, size):
         assert abs(difference).max() < 1.5  # Pillow rounds twice
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_gives_the_crops_of_a_cpu(data):
+    cpu, gpu = (
+        batches(ResidentLoader(ResidentImages(data, 30, device, progress=False), **OPTIONS))
+        for device in ("cpu", "cuda")
+    )
+    assert [x[:2] for x in cpu] == [x[:2] for x in gpu]
+    assert all((a[2] - b[2].cpu()).abs().max() < 1e-3 for a, b in zip(cpu, gpu, strict=True))
+
+
 # --- shards ------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -70,6 +71,17 @@ def test_class_mismatch_shows_both_sides(folder, tmp_path):
     check_same_classes(train, ImageFolder(folder))
 
 
+def test_a_link_that_leads_back_is_not_followed(folder):
+    (folder / "cat" / "again").symlink_to(folder)
+    assert len(ImageFolder(folder)) == 8
+
+
+def test_linked_folders_and_files_are_followed(folder, tmp_path):
+    make_images(tmp_path / "elsewhere", 2)
+    (folder / "emu").symlink_to(tmp_path / "elsewhere")
+    assert ImageFolder(folder).labels.tolist() == [0] * 4 + [1] * 4 + [2] * 2
+
+
 # --- images that cannot be decoded -------------------------------------------------------------------------
 
 
@@ -112,6 +124,12 @@ def test_training_stops_if_nothing_of_a_batch_is_left(tmp_path, kind):
 def test_too_few_images_for_a_batch(folder):
     with pytest.raises(DataError, match="8 images do not fill a batch of 9"):
         build_loader(ImageFolder(folder), batch_size=9, image_size=8, train=True)
+
+
+@pytest.mark.parametrize("scale", [(0, 1), (0.5, 0.2), (0.2, 1.1)])
+def test_a_crop_scale_out_of_range_is_refused(folder, scale):
+    with pytest.raises(RecipeError, match="crop_scale: got"):
+        build_loader(ImageFolder(folder), batch_size=4, image_size=8, train=True, crop_scale=scale)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 2}])
@@ -192,6 +210,17 @@ def test_a_missing_shard_is_named(shards):
 def test_a_damaged_index_is_named(shards, text):
     (shards / "index.json").write_text(text)
     with pytest.raises(DataError, match="index.json: damaged index"):
+        Shards(shards)
+
+
+@pytest.mark.parametrize(
+    "row", [(3, 0, 9, 0), (0, 10**9, 9, 0), (0, 0, 2**62, 0), (0, -1, 9, 0), (0, 0, 9, 2)]
+)
+def test_an_index_that_points_elsewhere_is_named(shards, row):
+    samples = np.load(shards / "index.npy")
+    samples[0] = row
+    np.save(shards / "index.npy", samples)
+    with pytest.raises(DataError, match="index.npy: damaged"):
         Shards(shards)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 
 def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
@@ -26,11 +25,11 @@ class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
             return super().forward(x)
         axes = [0, *range(2, x.ndim)]
         shape = [1, -1, *[1] * (x.ndim - 2)]
-        values = x.float()
-        count = all_reduce(values.new_tensor(x.numel() / x.shape[1]))
-        mean = all_reduce(values.sum(axes)) / count  # (C,)
+        values = x.to(torch.promote_types(x.dtype, torch.float32))
+        count = _SumOverProcesses.apply(values.new_tensor(x.numel() / x.shape[1]))
+        mean = _SumOverProcesses.apply(values.sum(axes)) / count  # (C,)
         centred = values - mean.view(shape)
-        variance = all_reduce(centred.square().sum(axes)) / count  # (C,)
+        variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count  # (C,)
         self._track(mean.detach(), (variance * count / (count - 1)).detach())
         out = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
@@ -47,7 +46,26 @@ class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(variance, momentum)
 
 
+class _SumOverProcesses(torch.autograd.Function):
+    """The sum of a tensor over all processes, all of whose losses depend on it: its gradient is a sum too."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return _all_reduced(x)
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return _all_reduced(gradient)
+
+
+def _all_reduced(x: Tensor) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    torch.distributed.all_reduce(total)
+    return total
+
+
 def _convert(module: nn.Module) -> nn.Module:
+    """The module with its batch norms exchanged, their parameters and buffers taken over."""
     for name, child in module.named_children():
         setattr(module, name, _convert(child))
     if not isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -55,5 +73,6 @@ def _convert(module: nn.Module) -> nn.Module:
     converted = SyncBatchNormCPU(
         module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats
     )
-    converted.load_state_dict(module.state_dict())
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+        setattr(converted, name, getattr(module, name))
     return converted.train(module.training)

@@ -33,7 +33,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
-from finola.data import ResidentImages, ResidentLoader, build_loader, open_dataset
+from finola.data import ResidentImages, ResidentLoader, build_loader, open_data
 from finola.distributed import synchronise_batch_norm
 from finola.errors import RecipeError, WeightsError
 from finola.files import atomic_write
@@ -73,7 +73,7 @@ def fit(
     """
     started, out = time.monotonic(), Path(out)
     _check_folder(out, resume)
-    images = Images(recipe, open_dataset(data), open_dataset(val) if val else None)
+    images = Images(recipe, open_data(data), open_data(val) if val else None)
     task = _task(recipe, images, out, init_from)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
     speed, checkpoints = Speed(), Checkpoints(out / "last.ckpt", recipe, len(images.train), deadline)
@@ -103,7 +103,9 @@ def fit(
         outcome = {"finished": False, "converged": False, "step": error.step, "failed_batch": names}
         _write_results(recipe, task, images, trainer, speed, out, outcome)
         raise
-    return _write_results(recipe, task, images, trainer, speed, out, outcome)
+    result = _write_results(recipe, task, images, trainer, speed, out, outcome)
+    _announce_end(result, out)
+    return result
 
 
 def _task(recipe: Recipe, images: Images, out: Path, init_from: str | Path | None) -> Reconstruction:
@@ -233,6 +235,13 @@ def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
     print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
           f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
           f" {trainer.world_size} x {_device_name(trainer)}; {out}, from {begin}", flush=True)
+
+
+@rank_zero_only
+def _announce_end(result: dict, out: Path) -> None:
+    score = "" if result["val_psnr"] is None else f", validation PSNR {result['val_psnr']:.2f} dB"
+    state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
+    print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
 @rank_zero_only

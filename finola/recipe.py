@@ -93,9 +93,10 @@ class OptimSection:
 @dataclass(frozen=True)
 class TrainerSection:
     """How it runs; a checkpoint is written every `checkpoint_steps` steps, every `checkpoint_minutes` minutes
-    (whichever comes first; null turns one off) and after every epoch. `max_time` is in minutes."""
+    (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision 64-true
+    is for checks: in fp32 two ways to the same gradient drift apart by rounding alone."""
 
-    precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true"))
+    precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true", "64-true"))
     accumulate: int = _option(1, low=1)
     ema_decay: float | None = _option(None, above=0.0, high=1.0)
     accelerator: str = _option("auto", choices=("auto", "cpu", "gpu"))
@@ -352,7 +353,11 @@ def _convert(kind, value):
         return next((result for result in results if result is not _WRONG), _WRONG)
     if typing.get_origin(kind) is tuple:
         parts = typing.get_args(kind)
-        if not isinstance(value, list | tuple) or len(value) != len(parts):
+        if not isinstance(value, list | tuple):
+            return _WRONG
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        if len(value) != len(parts):
             return _WRONG
         items = tuple(_convert(part, item) for part, item in zip(parts, value, strict=True))
         return _WRONG if _WRONG in items else items
@@ -419,7 +424,8 @@ def _expected(kind) -> str:
     if isinstance(kind, UnionType):
         return " or ".join(_expected(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
-        return f"a list of {len(typing.get_args(kind))} numbers"
+        parts = typing.get_args(kind)
+        return "a list of numbers" if parts[-1] is Ellipsis else f"a list of {len(parts)} numbers"
     return _KINDS[kind]
 
 

@@ -71,11 +71,8 @@ def _train(args: argparse.Namespace, recipe) -> None:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     out = args.out or f"runs/{recipe.name}"
-    result = fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
-                 init_from=args.init_from)
-    score = "" if result["val_psnr"] is None else f", validation PSNR {result['val_psnr']:.2f} dB"
-    state = "finished" if result["finished"] else "stopped by --max-time, --resume goes on"
-    print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out}/result.json")
+    fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
+        init_from=args.init_from)
 
 
 def _setting_overrides_aside(parse_known_args):

@@ -93,7 +93,8 @@ class Reconstruction(LightningModule):
         for name, parameter in self.model.named_parameters():
             (others if parameter.ndim < 2 or name in free else decayed).append(parameter)
         groups = [{"params": decayed, "decayed": True}, {"params": others, "decayed": False}]
-        return torch.optim.AdamW(groups, lr=self.optim.lr, fused=self.device.type == "cuda")
+        fused = self.optim.clip_grad is None  # Lightning does not clip for a fused optimiser
+        return torch.optim.AdamW(groups, lr=self.optim.lr, fused=fused)
 
     def on_train_epoch_start(self):
         self.train_sums = torch.zeros(3, device=self.device)

@@ -1,0 +1,84 @@
+"""Every shipped recipe loads, says what it is for, and every kind of it takes two steps."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from finola.recipe import RECIPE_FOLDER, list_recipes, load_recipe
+
+# the published rows of the tables on reconstruction, typed from the paper
+PAPER = {
+    "resolution": {8: 25.4, 16: 25.8, 32: 25.8, 64: 25.7, 128: 25.3, 256: 24.6},
+    "image_size": {256: 25.8, 384: 24.5, 512: 24.2},
+    "autoregression_repeat": {16: 16.1, 64: 13.3},
+    "autoregression_repeat_pos": {16: 20.2, 64: 21.2},
+    "autoregression_linear": {16: 25.4, 64: None},
+    "autoregression_norm_linear": {16: 25.8, 64: 25.7},
+    "normalisation": {"batch": 16.3, "layer": 25.8},
+    "channels": {4096: 25.9, 3072: 25.8, 2048: 25.1, 1024: 23.7, 512: 22.2, 256: 20.8, 128: 19.4, 64: 18.2},
+    "encoder": {"w5760": 26.1, "w4320": 26.0, "w2880": 25.8, "w1440": 25.1, "w720": 24.4},
+    "origin": {"center": 25.8} | dict.fromkeys(["top_left", "top_right", "bottom_left", "bottom_right"]),
+}
+ROWS = {f"{kind}_{row}": value for kind, rows in PAPER.items() for row, value in rows.items()}
+
+
+@pytest.mark.parametrize("family", ["imagenet", "imagenette"])
+def test_there_is_a_recipe_for_every_row(family):
+    names = {name.removeprefix(f"{family}/") for name in list_recipes() if name.startswith(f"{family}/")}
+    assert names == {*ROWS, "default"}
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_recipe_loads_and_explains_itself(name):
+    recipe = load_recipe(name)
+    lines = (RECIPE_FOLDER / f"{name}.yaml").read_text().splitlines()
+    header = [line for line in lines if line.startswith("#")]
+    assert any(f"finola train {name} --data" in line for line in header)
+    assert any(line.startswith("# Hours:") for line in header)
+    family, _, row = name.partition("/")
+    if family in ("imagenet", "imagenette"):
+        assert any(line.startswith("# Paper") and recipe.paper.table in line for line in header)
+        assert recipe.paper.psnr == ROWS.get(row, 25.8)
+    else:
+        assert any("Not a row of the paper" in line for line in header) and recipe.paper.psnr is None
+
+
+def test_paper_settings():
+    """Table `appendix:FINOLA`."""
+    recipe = load_recipe("imagenet/default")
+    assert (recipe.optim.batch_size, recipe.optim.epochs, recipe.optim.warmup_epochs) == (128, 100, 10)
+    assert (recipe.optim.weight_decay, recipe.optim.lr) == (0.1, pytest.approx(7.5e-5))
+    assert recipe.model_config().embed_dim == 3072 and recipe.model_config().map_size == 16
+
+
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("imagenet/")])
+def test_twin_keeps_the_upsampling_factor(name):
+    full, twin = (load_recipe(n).model_config() for n in (name, name.replace("imagenet/", "imagenette/")))
+    assert full.image_size // full.map_size == twin.image_size // twin.map_size
+    assert (full.autoregression, full.norm, full.origin) == (twin.autoregression, twin.norm, twin.origin)
+
+
+@pytest.mark.parametrize("name", [
+    "imagenet/default", "imagenet/resolution_256", "imagenet/autoregression_repeat_16",
+    "imagenet/autoregression_repeat_pos_16", "imagenet/autoregression_linear_16",
+    "imagenet/normalisation_batch", "imagenette/default", "imagenette/origin_bottom_right",
+    "imagenette/channels_64",
+])
+def test_two_steps(name, images, tmp_path, one_thread):
+    """At debug size: 32-px images, a map of at most 8x8, 16 numbers in q."""
+    fit = pytest.importorskip("finola.engine", reason="needs the extra 'train'").fit
+    recipe = load_recipe(name, [
+        "--data.image_size", "32", "--data.num_workers", "0", "--model.encoder", "mobileformer_w720",
+        "--model.map_size", "8", "--model.embed_dim", "16", "--model.pool_heads", "2",
+        "--model.decoder_widths", "[16, 8, 8]", "--optim.epochs", "1", "--optim.batch_size", "6",
+        "--trainer.accumulate", "3", "--trainer.accelerator", "cpu",
+    ])
+    result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert result["step"] == result["total_steps"] == 2 and result["finished"]
+    assert math.isfinite(result["val_psnr"])
+    assert json.loads((tmp_path / "run/result.json").read_text()) == result
+    for name in ("weights.safetensors", "curve.png", "panel.png", "recipe.yaml", "csv/version_0/metrics.csv"):
+        assert (tmp_path / "run" / name).stat().st_size

@@ -35,7 +35,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
 from finola.data import ResidentImages, ResidentLoader, build_loader, open_data
 from finola.distributed import synchronise_batch_norm
-from finola.errors import RecipeError, WeightsError
+from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write
 from finola.model import FinolaAutoencoder
 from finola.recipe import Recipe, differences
@@ -48,6 +48,11 @@ FREE_KEYS = {
     "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps", "trainer.checkpoint_minutes",
     "trainer.val_every", "trainer.panel_every", "trainer.max_time",
 }
+
+HARMLESS_WARNINGS = (
+    ".*smaller than the logging interval", "`isinstance.treespec, LeafSpec.` is deprecated",
+    "Grad strides do not match bucket view strides",
+)
 
 
 def fit(
@@ -87,8 +92,8 @@ def fit(
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     _open_folder(out, recipe)
     _announce(recipe, images, task, trainer, out, checkpoint)
-    warnings.filterwarnings("ignore", ".*smaller than the logging interval")
-    warnings.filterwarnings("ignore", "`isinstance.treespec, LeafSpec.` is deprecated")
+    for harmless in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", harmless)
 
     outcome = {"finished": True, "converged": True}
     try:
@@ -174,6 +179,9 @@ class Images(LightningDataModule):
         super().__init__()
         self.recipe, self.train, self.val = recipe, train, val
         self.first_epoch = 0
+        if self.total_steps == 0:
+            raise DataError(f"{train.source}: {len(train)} images do not fill one batch of"
+                            f" {recipe.optim.batch_size}; lower optim.batch_size")
 
     @property
     def total_steps(self) -> int:

@@ -93,8 +93,8 @@ class OptimSection:
 @dataclass(frozen=True)
 class TrainerSection:
     """How it runs; a checkpoint is written every `checkpoint_steps` steps, every `checkpoint_minutes` minutes
-    (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision 64-true
-    is for checks: in fp32 two ways to the same gradient drift apart by rounding alone."""
+    (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision
+    64-true is for checks: in fp32 two ways to the same gradient drift apart by rounding alone."""
 
     precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true", "64-true"))
     accumulate: int = _option(1, low=1)

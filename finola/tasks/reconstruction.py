@@ -138,7 +138,7 @@ class Reconstruction(LightningModule):
             metric = getattr(self, f"val_{name}")
             scores[f"val/{name}"] = metric.compute()  # over all processes
             metric.reset()
-        self.log_dict(scores, prog_bar=True, rank_zero_only=True)
+        self.log_dict(scores, prog_bar=True, sync_dist=True)
         train_loss, train_psnr, batches = self.train_sums.tolist()
         self.history.append({
             "step": self.global_step,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -24,8 +25,10 @@ def runs(recipe_file, images, tmp_path_factory):
             sys.executable, "-m", "finola.cli", "train", str(recipe_file), "--data", str(images / "train"),
             "--val", str(images / "val"), "--out", str(out), "--trainer.devices", processes,
             "--trainer.precision", "64-true", "--trainer.ema_decay", "null", "--optim.base_lr", "1e-2",
+            "--trainer.checkpoint_steps", "null",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
         assert done.returncode == 0, done.stderr
         outs.append(out)
     return outs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import pickle
 import shutil
 import signal
@@ -134,6 +135,7 @@ def test_a_batch_that_cannot_be_shared_out(recipe_file, images, tmp_path):
 def test_a_batch_larger_than_the_data(recipe_file, images, tmp_path):
     with pytest.raises(DataError, match="12 images"):
         train(recipe_file, images, tmp_path / "run", "--optim.batch_size", "64")
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_of_another_model(recipe_file, images, finished, tmp_path):
@@ -147,7 +149,8 @@ def test_sigterm_to_the_command(recipe_file, images, tmp_path):
     out = tmp_path / "run"
     command = [sys.executable, "-m", "finola.cli", "train", str(recipe_file), "--data", str(images / "train"),
                "--out", str(out), "--optim.epochs", "1000", "--trainer.checkpoint_steps", "null"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               env={**os.environ, "OMP_NUM_THREADS": "1"})
     for line in process.stdout:
         if line.startswith("epoch 1/"):
             process.send_signal(signal.SIGTERM)
@@ -156,6 +159,16 @@ def test_sigterm_to_the_command(recipe_file, images, tmp_path):
     assert "SIGTERM" in error.splitlines()[-1] and "--resume" in error.splitlines()[-1]
     assert "Traceback" not in error
     assert read_checkpoint(out)["global_step"] >= 3
+
+
+def test_ctrl_c_before_the_first_step(recipe_file, images, tmp_path, monkeypatch):
+    """Lightning would turn it into exit code 1."""
+    def interrupted(images):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.Images, "train_dataloader", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe_file, images, tmp_path / "run")
 
 
 def test_learning_rate():

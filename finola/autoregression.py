@@ -27,6 +27,7 @@ is what `autoregress` and `Finola` use wherever it applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +57,7 @@ def batch_normalise(z: Tensor, eps: float = EPS) -> Tensor:
 def step(z: Tensor, matrix: Tensor, norm: Callable[[Tensor], Tensor] = normalise) -> Tensor:
     """One step of the law: z + matrix · n(z), for z of shape (..., C) and a (C, C) matrix."""
     # z and its statistics stay in z's precision; under autocast the product alone runs in lower precision
-    return z + F.linear(norm(z), matrix).to(z.dtype)
+    return z + F.linear(norm(z).to(matrix.dtype), matrix).to(z.dtype)
 
 
 def resolve_origin(origin: Origin, size: Size) -> Size:
@@ -183,21 +184,29 @@ def autoregress_literal(
     norm: Callable[[Tensor], Tensor] = normalise,
 ) -> Tensor:
     """The recursion as Eq. 1-3 state it, one position after the other: the reference for every other path."""
-    oy, ox = origin
+    (oy, ox), start = origin, q.to(_state_dtype(q))
 
-    def walk(z: Tensor, distance: int, forth: str, back: str) -> Tensor:
-        for _ in range(abs(distance)):
-            z = step(z, weights[forth if distance > 0 else back], norm)
-        return z
+    @cache
+    def row_first(y: int, x: int) -> Tensor:
+        return vertical(row_first, y, x) if y != oy else horizontal(row_first, y, x) if x != ox else start
+
+    @cache
+    def column_first(y: int, x: int) -> Tensor:
+        return horizontal(column_first, y, x) if x != ox else vertical(column_first, y, x) if y != oy else start
+
+    def horizontal(z: Callable, y: int, x: int) -> Tensor:
+        return step(z(y, x - 1), weights["right"], norm) if x > ox else step(z(y, x + 1), weights["left"], norm)
+
+    def vertical(z: Callable, y: int, x: int) -> Tensor:
+        return step(z(y - 1, x), weights["down"], norm) if y > oy else step(z(y + 1, x), weights["up"], norm)
 
     def position(y: int, x: int) -> Tensor:
-        row_first = walk(walk(q, x - ox, "right", "left"), y - oy, "down", "up")
-        column_first = walk(walk(q, y - oy, "down", "up"), x - ox, "right", "left")
-        return {"row_first": row_first, "column_first": column_first}.get(path, (row_first + column_first) / 2)
+        paths = {"row_first": [row_first], "column_first": [column_first]}.get(path, [row_first, column_first])
+        return sum(z(y, x) for z in paths) / len(paths)
 
     height, width = size
     rows = [torch.stack([position(y, x) for x in range(width)], dim=-1) for y in range(height)]
-    return torch.stack(rows, dim=-2)  # (B, C, H, W)
+    return torch.stack(rows, dim=-2).to(q.dtype)  # (B, C, H, W)
 
 
 class Finola(nn.Module):

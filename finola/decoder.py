@@ -8,7 +8,8 @@ layers are the default, the other reading is inferred from the counts (docs/pape
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,24 +26,30 @@ class ConvDecoder(nn.Module):
         in_channels: C.
         scale: s, one of 1, 2, 4, 8, 16, 32.
         reduce: None, a number of channels, or "published" (1024 for s >= 4, else 256): 1x1 convolution in front.
-        width: factor on every width of the table, for models smaller than the paper's.
+        widths: channels of the residual blocks from the map to the image, 1 + log2(s) of them, for models smaller
+            than the paper's; None for the table's.
     """
 
-    def __init__(self, in_channels: int, scale: int, reduce: int | str | None = None, width: float = 1.0):
+    def __init__(self, in_channels: int, scale: int, reduce: int | str | None = None,
+                 widths: Sequence[int] | None = None):
         super().__init__()
         if scale not in WIDTHS:
             raise FinolaError(f"image size / map size: got {scale}, expected one of {sorted(WIDTHS)}")
         reduced = {"published": 1024 if scale >= 4 else 256, None: in_channels}.get(reduce, reduce)
         if not isinstance(reduced, int) or reduced < 1:
             raise FinolaError(f"decoder_reduce: got {reduce!r}, expected None, 'published' or a number of channels")
+        scales = [s for s in WIDTHS if s <= scale]
+        widths = [WIDTHS[s] for s in scales] if widths is None else widths
+        if len(widths) != len(scales):
+            raise FinolaError(f"decoder_widths: got {len(widths)} numbers, expected {len(scales)} for an upsampling "
+                              f"factor of {scale}")
         layers: list[nn.Module] = [] if reduce is None else [nn.Conv2d(in_channels, reduced, 1, bias=False)]
         channels = reduced
-        while scale >= 1:
-            out = max(8, round(WIDTHS[scale] * width / 8) * 8)
-            layers.append(ResConv(channels, out))
-            if scale > 1:
-                layers.append(UpConv(out))
-            channels, scale = out, scale // 2
+        for width in widths:
+            if layers and isinstance(layers[-1], ResConv):
+                layers.append(UpConv(channels))
+            layers.append(ResConv(channels, width))
+            channels = width
         self.layers = nn.Sequential(*layers)
         self.to_rgb = nn.Conv2d(channels, 3, 3, padding=1)
 
@@ -78,18 +85,3 @@ class UpConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
         return F.relu(self.norm(self.conv(x)))
-
-
-def parameter_count(decoder: ConvDecoder) -> int:
-    """The convolutions' weights alone, as the paper's table counts them."""
-    return sum(m.weight.numel() for m in decoder.modules() if isinstance(m, nn.Conv2d))
-
-
-def with_standard_start(decoder: ConvDecoder) -> ConvDecoder:
-    """Kaiming weights, in place; returns the decoder."""
-    for module in decoder.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
-    nn.init.normal_(decoder.to_rgb.weight, std=0.01)
-    nn.init.zeros_(decoder.to_rgb.bias)
-    return decoder

@@ -35,7 +35,7 @@ class AutoencoderConfig:
         autoregression: "norm_linear" (FINOLA), "linear" (no norm), "repeat", "repeat_pos" (Table "Validation
             of the norm+linear model").
         norm: "layer" or "batch", for norm_linear.
-        decoder_reduce, decoder_width: see `finola.decoder.ConvDecoder`.
+        decoder_reduce, decoder_widths: see `finola.decoder.ConvDecoder`.
         pool_heads: heads of the pooling; C / 64 by default.
         start: "random", or "shifts" (see `start_as_shifts`).
         gain: scale of the random initial matrices.
@@ -49,7 +49,7 @@ class AutoencoderConfig:
     autoregression: str = "norm_linear"
     norm: str = "layer"
     decoder_reduce: str | int | None = None
-    decoder_width: float = 1.0
+    decoder_widths: tuple[int, ...] | None = None
     pool_heads: int | None = None
     start: str = "random"
     gain: float = 0.1
@@ -85,7 +85,7 @@ class FinolaAutoencoder(nn.Module):
                                   start="cells" if config.start == "shifts" else "random")
         self.autoregression = _autoregression(config)
         self.decoder = ConvDecoder(config.embed_dim, config.image_size // config.map_size,
-                                   config.decoder_reduce, config.decoder_width)
+                                   config.decoder_reduce, config.decoder_widths)
         if config.start == "shifts":
             start_as_shifts(self)
 

@@ -33,8 +33,8 @@ def _configurations() -> dict[str, AutoencoderConfig]:
     # the compact models for 128-pixel squares, at the paper's rate: 768 numbers for 128², as 3072 for 256²
     configurations |= {
         f"finola_mfw720_c768_r{r}": AutoencoderConfig(
-            "mobileformer_w720", embed_dim=768, map_size=r, image_size=128, decoder_width=0.25)
-        for r in (8, 16, 32)
+            "mobileformer_w720", embed_dim=768, map_size=r, image_size=128, decoder_widths=widths)
+        for r, widths in ((8, (256, 128, 64, 16, 16)), (16, (128, 64, 32, 16)), (32, (64, 32, 16)))
     }
     configurations[DEFAULT_MODEL] = replace(configurations[DEFAULT_MODEL], start="shifts", pool_heads=64)
     return configurations

@@ -116,7 +116,7 @@ def to_image(tensor: Tensor) -> Image.Image:
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
 
 
-def resize_shorter(image: Image.Image, size: int, resample: str = "bilinear") -> Image.Image:
+def resize_shorter(image: Image.Image, size: int, resample: str = "bicubic") -> Image.Image:
     """Resize so that the shorter side is `size`, larger or smaller than it was; antialiased.
 
     Args:

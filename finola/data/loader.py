@@ -193,7 +193,7 @@ def build_loader(
     crop_scale: tuple[float, float] = (0.2, 1.0),
     hflip: bool = True,
     drop_last: bool | None = None,
-    resample: str = "bilinear",
+    resample: str = "bicubic",
     device: torch.device | str = "cpu",
 ) -> FolderLoader:
     """A loader over a data set of `finola.data`.

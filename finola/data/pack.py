@@ -42,7 +42,7 @@ class Encoding:
     size: int = 256
     format: str = "jpeg"
     quality: int = 90
-    resample: str = "bilinear"
+    resample: str = "bicubic"
 
     def __post_init__(self):
         if self.size < 1:

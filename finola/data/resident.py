@@ -61,7 +61,7 @@ class ResidentImages:
         device: torch.device | str = "cpu",
         *,
         skip_bad: bool = False,
-        resample: str = "bilinear",
+        resample: str = "bicubic",
         draft: bool = False,
         progress: bool = True,
     ):

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from finola.autoregression import DIRECTIONS, Size, _state_dtype, direction_steps
 
-GRADIENT_ROWS = 512
+GRADIENT_ROWS = 256
 HORIZONTAL, VERTICAL = ("right", "left"), ("down", "up")
 
 
@@ -101,7 +101,7 @@ class _Autoregress(torch.autograd.Function):
         count = len(ctx.plan.second)
         seconds, matrices = rest[:count], rest[count:]
         grad_q, grad_weights = _ungrow(grad, first, seconds, ctx.plan, _cast(matrices, ctx.plan))
-        grads = [None if m is None else grad_weights.get(d, torch.zeros_like(m)).to(m.dtype)
+        grads = [grad_weights[d].to(m.dtype) if d in grad_weights else None
                  for d, m in zip(DIRECTIONS, matrices, strict=True)]
         return grad_q.to(ctx.q_dtype), None, *grads
 
@@ -222,11 +222,13 @@ def _add_weight_gradients(grad_weights: dict[str, Tensor], directions: list[str]
                           inner: Tensor) -> None:
     """Add to each direction's (C, C) gradient the product of the collected (steps, rows, C); empty them."""
     for direction, left, right in zip(directions, outer.flatten(1, 2), inner.flatten(1, 2), strict=True):
-        product = left.T @ right
-        if direction in grad_weights:
-            grad_weights[direction] += product
+        known = grad_weights.get(direction)
+        if known is None:
+            grad_weights[direction] = (left.T @ right).to(_state_dtype(left))
+        elif known.dtype == left.dtype:
+            known.addmm_(left.T, right)
         else:
-            grad_weights[direction] = product.to(_state_dtype(product))
+            known += left.T @ right
     outer.zero_()
     inner.zero_()
 

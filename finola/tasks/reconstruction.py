@@ -56,7 +56,8 @@ class Reconstruction(LightningModule):
         panel_folder: where pictures of the first validation images go, every `panel_every` validations.
 
     `history` has one entry for each validation: step, epoch, mean training loss and PSNR of the epoch (this
-    process alone), mean validation loss, PSNR and SSIM. It is stored in the checkpoint.
+    process alone), mean validation loss, PSNR and SSIM; None for what is not finite. It is stored in the
+    checkpoint.
     """
 
     def __init__(
@@ -70,7 +71,8 @@ class Reconstruction(LightningModule):
         self.model.to(memory_format=self.memory_format)
         scale = IMAGENET_STD if optim.loss == "normalised" else (1.0, 1.0, 1.0)
         self.register_buffer("scale", torch.tensor(scale).view(1, 3, 1, 1), persistent=False)
-        self.val_loss, self.val_psnr = MeanMetric(), MeanMetric()
+        self.val_loss = MeanMetric(nan_strategy="disable")  # by default they are left out of the mean
+        self.val_psnr = MeanMetric(nan_strategy="disable")
         self.val_ssim = StructuralSimilarityIndexMeasure(data_range=1.0)
         self.history: list[dict] = []
         self.train_sums = torch.zeros(3)  # loss, PSNR, batches of this epoch; no buffer: weights are averaged
@@ -139,14 +141,11 @@ class Reconstruction(LightningModule):
             scores[f"val/{name}"] = metric.compute()  # over all processes
             metric.reset()
         self.log_dict(scores, prog_bar=True, sync_dist=True)
-        train_loss, train_psnr, batches = self.train_sums.tolist()
-        self.history.append({
-            "step": self.global_step,
-            "epoch": self.current_epoch,
-            "train_loss": train_loss / max(batches, 1),
-            "train_psnr": train_psnr / max(batches, 1),
-            **{name.replace("/", "_"): value.item() for name, value in scores.items()},
-        })
+        train_loss, train_psnr = (self.train_sums[:2] / self.train_sums[2]).tolist()
+        point = {"train_loss": train_loss, "train_psnr": train_psnr}
+        point |= {name.replace("/", "_"): value.item() for name, value in scores.items()}
+        point = {name: value if math.isfinite(value) else None for name, value in point.items()}
+        self.history.append({"step": self.global_step, "epoch": self.current_epoch, **point})
         if self.panel_folder and (len(self.history) - 1) % self.panel_every == 0 and self.global_rank == 0:
             self._write_panel()
 

@@ -126,6 +126,19 @@ def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
     assert not (tmp_path / "run/weights.safetensors").exists()
 
 
+def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monkeypatch):
+    """JSON has no NaN; and one such image is not left out of the mean."""
+    def psnr(x_hat, x):
+        return torch.tensor([20.0] * (len(x) - 1) + [float("nan")])
+
+    monkeypatch.setattr("finola.tasks.reconstruction.psnr", psnr)
+    recipe = load_recipe(recipe_file, ["--optim.epochs", "1"])
+    engine.fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    text = (tmp_path / "run/result.json").read_text()
+    assert "NaN" not in text and json.loads(text)["val_psnr"] is None
+    assert json.loads(text)["val_ssim"] is not None
+
+
 def test_a_batch_that_cannot_be_shared_out(recipe_file, images, tmp_path):
     with pytest.raises(RecipeError, match=r"optim\.batch_size: got 4, expected a multiple of 3"):
         train(recipe_file, images, tmp_path / "run", "--trainer.devices", "3")

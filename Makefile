@@ -1,0 +1,32 @@
+# Each target does all its own set-up; it needs Python 3.11 or newer, make, and the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench info clean
+
+demo: $(VENV)/.installed  ## reconstruct a few pictures with the shipped weights
+	$(BIN)/finola demo
+
+test: $(VENV)/.installed-dev  ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+
+bench: $(VENV)/.installed-dev  ## speed and memory of the operator on this machine
+	$(BIN)/finola bench operator
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV)

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from finola.errors import FinolaError
 
-COMMANDS = ("demo", "info", "reconstruct", "pack", "train", "eval", "bench", "doctor")
+COMMANDS = ("demo", "info", "reconstruct", "pack", "train", "eval", "bench")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,9 +63,8 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
 
 
 def _missing_extra(error: ModuleNotFoundError) -> str:
-    extras = {"lightning": "train", "jsonargparse": "train", "torchmetrics": "train", "matplotlib": "train",
-              "tensorboard": "train", "rich": "train"}
-    extra = extras.get((error.name or "").split(".")[0])
+    in_train = ("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich")
+    extra = "train" if (error.name or "").split(".")[0] in in_train else None
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"
 

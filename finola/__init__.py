@@ -12,6 +12,8 @@ _HOMES = {
     "load_weights": "finola.weights",
     "save_weights": "finola.weights",
     "psnr": "finola.metrics",
+    "reconstruct": "finola.photographs",
+    "Reconstruction": "finola.photographs",
     "FinolaError": "finola.errors",
     "DataError": "finola.errors",
     "RecipeError": "finola.errors",

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
-import platform
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -38,6 +35,7 @@ from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write
 from finola.model import FinolaAutoencoder
+from finola.provenance import device_name, environment
 from finola.recipe import Recipe, differences
 from finola.tasks.reconstruction import NonFiniteLoss, Reconstruction
 from finola.weights import load_state, load_weights, save_weights
@@ -242,7 +240,8 @@ def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
     begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
     print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
           f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
-          f" {trainer.world_size} x {_device_name(trainer)}; {out}, from {begin}", flush=True)
+          f" {trainer.world_size} x {device_name(trainer.strategy.root_device)};"
+          f" {out}, from {begin}", flush=True)
 
 
 @rank_zero_only
@@ -279,14 +278,14 @@ def _check_division(recipe: Recipe, processes: int) -> None:
 
 
 def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
+    surroundings = environment(trainer.strategy.root_device)
     result = {
         "recipe": recipe.name, **outcome,
         "total_steps": images.total_steps,
         "val_psnr": task.history[-1]["val_psnr"] if task.history else None,
         "val_ssim": task.history[-1]["val_ssim"] if task.history else None,
         "seconds": round(speed.seconds, 1), "images_per_second": speed.images_per_second,
-        "hardware": f"{trainer.world_size} x {_device_name(trainer)}",
-        "torch": torch.__version__, "python": platform.python_version(), "commit": _commit(),
+        **surroundings, "hardware": f"{trainer.world_size} x {surroundings['hardware']}",
         "images": {"train": len(images.train), "val": len(images.val) if images.val else 0},
         "settings": recipe.as_dict(), "history": task.history,
     }
@@ -324,24 +323,3 @@ def _draw_curve(history: list[dict], path: Path) -> None:
     axes.legend()
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=150)
-
-
-def _device_name(trainer: Trainer) -> str:
-    if trainer.strategy.root_device.type == "cuda":
-        return torch.cuda.get_device_name(trainer.strategy.root_device)
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} threads)"
-
-
-def _commit() -> str | None:
-    """The commit of the repository that holds this file, "-dirty" if it is changed; None outside one."""
-
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(Path(__file__).parent), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # another project's repository does not count
-        dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "HEAD") + dirty
-    except (OSError, subprocess.CalledProcessError):
-        return None

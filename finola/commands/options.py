@@ -1,0 +1,65 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+from finola.errors import RecipeError
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)"
+    )
+    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
+    )
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+positive.__name__ = "positive integer"  # what argparse calls it
+
+
+def open_model(args: argparse.Namespace):
+    """The model of --model or --weights, on --device, in evaluation mode."""
+    from finola.registry import DEFAULT_MODEL, create_model
+    from finola.weights import load_weights
+
+    device = open_device(args.device)
+    model = (
+        load_weights(args.weights)
+        if args.weights
+        else create_model(args.model or DEFAULT_MODEL, pretrained=True)
+    )
+    return model.to(device).eval()
+
+
+def open_device(name: str | None):
+    """The torch device of --device.
+
+    Raises:
+        RecipeError: no such device on this machine.
+    """
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RecipeError(f"--device: {name!r} cannot be used on this machine ({reason}); try cpu") from error
+    return device

@@ -1,0 +1,150 @@
+"""`finola reconstruct`: photographs through the model, as panels of original | reconstruction."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import sys
+from pathlib import Path
+
+from finola.commands.options import add_device, add_model, open_model, positive
+from finola.errors import DataError, RecipeError
+
+EXAMPLE = """examples:
+  finola reconstruct photo.jpg --out panels
+  finola reconstruct holidays "scans/*.tif" --out panels --tile
+
+Fitted, each picture becomes one square of the model's size and one vector q. With --tile the whole picture is
+kept and each square of it is one q. The panels are PNG files named after the pictures. A picture that cannot
+be decoded is reported and passed over; the exit code is then 3."""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "reconstruct",
+        help="reconstruct photographs from their vectors",
+        description="Reconstruct photographs of any size from one vector, or from one for each tile; "
+        "writes original | reconstruction and prints the PSNR.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the panels, made if need be")
+    parser.add_argument(
+        "--tile", action="store_true", help="the whole picture at its own size, in overlapping squares"
+    )
+    add_model(parser)
+    parser.add_argument(
+        "--batch-size", type=positive, default=16, metavar="N", help="squares at once (%(default)s)"
+    )
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int | None:
+    paths, faults = find_images(args.images)
+    panels = name_panels(paths, Path(args.out))
+    model = open_model(args)
+    results = _reconstruct_all(args, model, panels, faults)
+    mean = sum(result["psnr"] for result in results) / len(results) if results else None
+    if args.json:
+        print(json.dumps({"images": results, "mean_psnr": mean, "failed": faults}))
+    elif results:
+        print(f"mean of {len(results)}: {mean:.2f} dB; panels in {args.out}")
+    if faults:
+        raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
+    return None
+
+
+def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
+    """The pictures that words mean: files, folders (all pictures below) and patterns; each picture once.
+
+    Returns:
+        The paths, and a message for each word that leads to none.
+    """
+    from finola.data.images import SUFFIXES
+
+    found, faults = {}, []
+    for word in words:
+        paths = [Path(word)]
+        if paths[0].is_dir():
+            below = (path for path in sorted(paths[0].rglob("*")) if path.suffix.lower() in SUFFIXES)
+            paths = [
+                path
+                for path in below
+                if not any(part.startswith(".") for part in path.relative_to(word).parts)
+            ]
+        elif glob.has_magic(word) and not paths[0].exists():
+            paths = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
+        if not paths:
+            faults.append(f"{word}: no picture there; expected files ending in {' '.join(SUFFIXES)}")
+        found |= {path.absolute(): path for path in paths}
+    return list(found.values()), faults
+
+
+def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
+    """Picture -> panel, OUT/STEM.png; equal stems are numbered: STEM.png, STEM-2.png, ...
+
+    Raises:
+        RecipeError: a panel would take the place of a picture.
+    """
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"--out: {out} is a file, expected a folder")
+    panels, taken = {}, set()
+    for path in paths:
+        name, number = path.stem, 1
+        while name.lower() in taken:  # file systems may take a.png and A.png for one
+            number += 1
+            name = f"{path.stem}-{number}"
+        taken.add(name.lower())
+        panels[path] = out / f"{name}.png"
+        if path.parent.resolve() == out.resolve():
+            raise RecipeError(
+                f"--out: {out} holds the picture {path.name}; choose another folder, "
+                "so that no picture is overwritten"
+            )
+    return panels
+
+
+def _reconstruct_all(
+    args: argparse.Namespace, model, panels: dict[Path, Path], faults: list[str]
+) -> list[dict]:
+    from tqdm import tqdm
+
+    show = sys.stderr.isatty() and not args.json
+    results = []
+    for path, target in tqdm(panels.items(), "pictures", unit="picture", disable=not show):
+        try:
+            result = _reconstruct_one(args, model, path, target, show)
+        except DataError as error:
+            faults.append(str(error))
+            tqdm.write(f"failed: {error}", file=sys.stderr)
+            continue
+        results.append(result)
+        if not args.json:
+            rows, columns = result["tiles"]
+            tqdm.write(
+                f"{path}: {result['psnr']:.2f} dB, {result['width']}x{result['height']} pixels, "
+                f"{rows} x {columns} q, {result['numbers']} numbers; {target}"
+            )
+    return results
+
+
+def _reconstruct_one(args: argparse.Namespace, model, path: Path, target: Path, progress: bool) -> dict:
+    from finola.files import atomic_write
+    from finola.photographs import reconstruct
+
+    result = reconstruct(model, path, args.tile, batch_size=args.batch_size, progress=progress)
+    with atomic_write(target) as temporary:
+        result.panel().save(temporary)
+    rows, columns = result.tiles
+    return {
+        "file": str(path),
+        "panel": str(target),
+        "psnr": result.psnr,
+        "width": result.original.width,
+        "height": result.original.height,
+        "tiles": [rows, columns],
+        "numbers": rows * columns * model.config.embed_dim,
+    }

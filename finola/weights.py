@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import struct
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import safetensors
+import timm
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from finola.files import atomic_write
 from finola.model import AutoencoderConfig, FinolaAutoencoder
 
 FORMAT = "finola-autoencoder/1"
-PREFIXES = ("_orig_mod.", "module.")  # left by torch.compile and by DDP
+WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module)\.")  # parts of names, left by torch.compile and by DDP
 
 
 def save_weights(model: FinolaAutoencoder, path: str | Path, metadata: Mapping[str, str] | None = None,
@@ -48,7 +50,10 @@ def load_weights(path: str | Path) -> FinolaAutoencoder:
     if metadata.get("format") != FORMAT:
         raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected {FORMAT!r}; "
                            "it was not written by finola.save_weights of this version")
-    model = FinolaAutoencoder(_read_config(path, metadata.get("config", "")))
+    config = _read_config(path, metadata.get("config", ""))
+    with torch.device("meta"):  # so that a false configuration costs no memory
+        check_state(_build(path, config), tensors, path)
+    model = _build(path, config)
     load_state(model, tensors, path)
     return model
 
@@ -68,17 +73,27 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Load tensors into a model strictly; every fault is named. Prefixes of torch.compile and DDP are removed."""
-    tensors = {_plain(name): tensor for name, tensor in tensors.items()}
+    model.load_state_dict(check_state(model, tensors, source))
+
+
+def check_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> dict[str, Tensor]:
+    """The tensors under the model's own names; WeightsError unless they are the model's, and finite."""
+    plain = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
     expected = model.state_dict()
-    _require(not (missing := expected.keys() - tensors.keys()), source, "missing", missing)
-    _require(not (extra := tensors.keys() - expected.keys()), source, "unexpected", extra)
-    for name, tensor in tensors.items():
+    _require(len(plain) == len(tensors), source, "ambiguous", tensors.keys() - plain.keys())
+    _require(not (missing := expected.keys() - plain.keys()), source, "missing", missing)
+    _require(not (extra := plain.keys() - expected.keys()), source, "unexpected", extra)
+    for name, tensor in plain.items():
         if tensor.shape != expected[name].shape:
             raise WeightsError(f"{source}: tensor {name} has shape {tuple(tensor.shape)}, the model expects "
-                               f"{tuple(expected[name].shape)}")
+                               f"{tuple(expected[name].shape)}: weights of another architecture")
+        if tensor.is_floating_point() != expected[name].is_floating_point():
+            raise WeightsError(f"{source}: tensor {name} is {tensor.dtype}, the model expects "
+                               f"{expected[name].dtype}: weights of another architecture")
         if not torch.isfinite(tensor).all():
-            raise WeightsError(f"{source}: tensor {name} holds values that are not finite")
-    model.load_state_dict(tensors)
+            raise WeightsError(f"{source}: tensor {name} holds values that are not finite; the run that wrote it "
+                               "did not converge")
+    return plain
 
 
 def weights_hash(path: str | Path) -> str:
@@ -90,12 +105,6 @@ def weights_hash(path: str | Path) -> str:
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     converted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
     return converted.detach().cpu().contiguous()
-
-
-def _plain(name: str) -> str:
-    for prefix in PREFIXES:
-        name = name.replace(prefix, "")
-    return name
 
 
 def _require(holds: bool, source: str | Path, kind: str, names: set[str]) -> None:
@@ -115,3 +124,16 @@ def _read_config(path: str | Path, text: str) -> AutoencoderConfig:
         raise
     except (json.JSONDecodeError, TypeError, AttributeError, FinolaError) as error:
         raise WeightsError(f"{path}: its configuration cannot be read ({error})") from error
+
+
+def _build(path: str | Path, config: AutoencoderConfig) -> FinolaAutoencoder:
+    """An untrained model; its start is left out, since the file's tensors take its place."""
+    # asked first, because timm would fetch an encoder named "hf-hub:..." over the network
+    if not isinstance(config.encoder, str) or not timm.is_model(config.encoder):
+        raise WeightsError(f"{path}: its configuration names the encoder {config.encoder!r}, unknown to timm")
+    try:
+        model = FinolaAutoencoder(replace(config, start="random"))
+    except (FinolaError, TypeError, AttributeError, RuntimeError) as error:
+        raise WeightsError(f"{path}: no model can be built from its configuration ({error})") from error
+    model.config = config
+    return model

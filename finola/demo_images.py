@@ -18,10 +18,17 @@ PHOTOGRAPH = "mpl-data/sample_data/grace_hopper.jpg"
 def demo_images() -> dict[str, Image.Image]:
     """Name -> RGB picture; the names say which are drawn."""
     images = {"drawn: spheres": spheres(), "drawn: hills": hills(), "drawn: lake": lake()}
-    matplotlib = find_spec("matplotlib")
-    if matplotlib and (path := Path(matplotlib.origin).parent / PHOTOGRAPH).exists():
-        images["photo: Grace Hopper"] = decode_image(path)
+    if photograph := _photograph():
+        images["photo: Grace Hopper"] = decode_image(photograph)
     return images
+
+
+def _photograph() -> Path | None:
+    matplotlib = find_spec("matplotlib")  # found, not imported
+    if matplotlib is None or matplotlib.origin is None:
+        return None
+    path = Path(matplotlib.origin).parent / PHOTOGRAPH
+    return path if path.exists() else None
 
 
 def spheres() -> Image.Image:
@@ -36,9 +43,7 @@ def spheres() -> Image.Image:
     floor = np.where(ray[..., 1] < 0, -eye[1] / np.minimum(ray[..., 1], -1e-6), np.inf)  # distance to y = 0
     ground = eye + np.minimum(floor, 200)[..., None] * ray
     squares = (np.floor(ground[..., 0]) + np.floor(ground[..., 2])) % 2
-    shadow = np.minimum.reduce(
-        [np.where(np.isfinite(_distance(ground, light, c, r)), 0.35, 1) for c, r, _ in balls]
-    )
+    shadow = np.minimum.reduce([np.where(np.isfinite(_distance(ground, light, c, r)), 0.35, 1) for c, r, _ in balls])
     image = _mix((0.9, 0.87, 0.8), (0.3, 0.25, 0.22), squares) * shadow[..., None]
     image = _mix(sky, image, np.exp(-floor / 12))
 
@@ -74,12 +79,8 @@ def lake() -> Image.Image:
     ripple = 0.012 * np.sin(300 * (y - shore) / (0.3 + y)) * np.sin(25 * x + 40 * y)
     up = np.where(y < shore, y, 2 * shore - y + ripple)  # height in the scene that each pixel shows
     clouds = np.clip(_ridge(x + 0.4 * up, 7, 2) * _ridge(3 * up + 0.3 * x, 8, 2), 0, 1)
-    image = _mix(
-        _mix((0.3, 0.5, 0.8), (0.75, 0.85, 0.93), np.clip(up / shore, 0, 1)), (1, 1, 1), 0.6 * clouds
-    )
-    for i, (level, depth, colour) in enumerate(
-        [(0.3, 0.12, (0.45, 0.5, 0.6)), (0.45, 0.06, (0.16, 0.28, 0.2))]
-    ):
+    image = _mix(_mix((0.3, 0.5, 0.8), (0.75, 0.85, 0.93), np.clip(up / shore, 0, 1)), (1, 1, 1), 0.6 * clouds)
+    for i, (level, depth, colour) in enumerate([(0.3, 0.12, (0.45, 0.5, 0.6)), (0.45, 0.06, (0.16, 0.28, 0.2))]):
         ridge = level - depth * _ridge(x, seed=20 + i, first=3 + 3 * i)
         rock = np.array(colour) * (0.8 + 0.3 * _ridge(x + 0.5 * up, 30 + i, 12))[..., None]
         snow = np.clip((level - 0.02 - up) / 0.05 + 0.5 * _ridge(x - up, 40, 9), 0, 1) * (i == 0)

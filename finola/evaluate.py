@@ -144,8 +144,8 @@ def read_squares(
     )
     try:
         yield from loader
-    except DataError:
-        raise DataError(_list_faults(dataset)) from None
+    except DataError as first:
+        raise DataError(_list_faults(dataset, first)) from None
 
 
 class Subset:
@@ -180,13 +180,14 @@ def _timed(code: Code, x: Tensor) -> tuple[Tensor, float]:
     return x_hat, time.perf_counter() - start
 
 
-def _list_faults(dataset) -> str:
+def _list_faults(dataset, first: DataError) -> str:
     faults = []
     for index in range(len(dataset)):
         try:
             dataset.load(index)
         except DataError as error:
             faults.append(str(error))
+    faults = faults or [str(first)]  # of a file that can be read again now
     more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
     return (
         f"{len(faults)} of {len(dataset)} images cannot be decoded, so the set has no score: "

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from finola.commands.options import add_device, open_device, positive
+from finola.commands.options import add_device, natural, open_device, positive
 from finola.errors import RecipeError
 
 EXAMPLE = """examples:
@@ -30,27 +30,17 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="WEIGHTS", help="a weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
-    parser.add_argument(
-        "--limit", type=positive, metavar="N", help="take N images, spread evenly over the set"
-    )
-    parser.add_argument(
-        "--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)"
-    )
-    parser.add_argument(
-        "--baselines", action="store_true", help="score linear codes of about as many numbers too"
-    )
-    parser.add_argument(
-        "--train", nargs="+", metavar="DIR", help="with --baselines: images to fit the PCA to"
-    )
-    parser.add_argument(
-        "--panel", metavar="FILE", help="write a picture of some reconstructions with their PSNR"
-    )
+    parser.add_argument("--limit", type=positive, metavar="N", help="take N images, spread evenly over the set")
+    parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)")
+    parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
+    parser.add_argument("--train", nargs="+", metavar="DIR", help="with --baselines: images to fit the PCA to")
+    parser.add_argument("--panel", metavar="FILE", help="write a picture of some reconstructions with their PSNR")
     parser.add_argument("--out", metavar="FILE", help="write the result as JSON")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, no progress bar")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="(%(default)s)")
     parser.add_argument(
         "--workers",
-        type=int,
+        type=natural,
         default=os.cpu_count(),
         metavar="N",
         help="processes that decode; 0 for none (%(default)s)",
@@ -72,21 +62,19 @@ def run(args: argparse.Namespace) -> None:
     batches = read_squares(
         dataset, size, batch_size=args.batch_size, workers=args.workers, device=device, resample=args.resample
     )
-    scores, examples = evaluate(
-        {name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress
-    )
+    scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
     rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
     result = _result(args, path, model, dataset, device, rows)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        _print_table(args, result)
     if args.panel:
         with atomic_write(args.panel) as temporary:
             _panel(examples).save(temporary, format="png")
     if args.out:
         with atomic_write(args.out) as temporary:
             temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    if args.json:
-        print(json.dumps(result))
-    else:
-        _print_table(args, result)
 
 
 def _open(name: str, device):
@@ -183,6 +171,3 @@ def _print_table(args: argparse.Namespace, result: dict) -> None:
     print(f"PSNR in dB; images/s of the code alone, on {result['hardware']}")
     if args.baselines and not args.train:
         print("PCA left out: it needs --train")
-    for label, file in (("panel", args.panel), ("result", args.out)):
-        if file:
-            print(f"{label}: {file}")

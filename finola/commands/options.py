@@ -9,27 +9,28 @@ from finola.errors import RecipeError
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)"
-    )
+    which.add_argument("--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)")
     which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)"
-    )
+    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
 
 
 def positive(text: str) -> int:
     """An integer of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
+    return _at_least(1, text)
 
 
-positive.__name__ = "positive integer"  # what argparse calls it
+def natural(text: str) -> int:
+    """An integer of at least 0, for argparse."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least {least}")
+    return int(text)
 
 
 def open_model(args: argparse.Namespace):
@@ -38,11 +39,7 @@ def open_model(args: argparse.Namespace):
     from finola.weights import load_weights
 
     device = open_device(args.device)
-    model = (
-        load_weights(args.weights)
-        if args.weights
-        else create_model(args.model or DEFAULT_MODEL, pretrained=True)
-    )
+    model = load_weights(args.weights) if args.weights else create_model(args.model or DEFAULT_MODEL, pretrained=True)
     return model.to(device).eval()
 
 

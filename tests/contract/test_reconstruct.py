@@ -277,7 +277,7 @@ def test_the_shipped_model_reconstructs_the_demo_pictures(tmp_path, capsys):
     code, printed, errors = run(capsys, "demo", "--out", tmp_path, "--json")
     assert (code, errors) == (0, "")
     scores = json.loads(printed)["psnr"]
-    assert min(scores.values()) > 18 and np.mean(list(scores.values())) > 20
+    assert min(scores.values()) > 17 and np.mean(list(scores.values())) > 22
 
 
 def test_the_shipped_model_reconstructs_whole_pictures(tmp_path):
@@ -285,13 +285,13 @@ def test_the_shipped_model_reconstructs_whole_pictures(tmp_path):
     picture = demo_images()["drawn: hills"]
     result = reconstruct(model, picture, tile=True)
     assert result.tiles == (3, 3) and result.reconstruction.size == picture.size
-    assert result.psnr > 20
+    assert result.psnr > 24
 
 
 def test_the_example_reconstructs_a_photograph(tmp_path):
     demo_images()["drawn: hills"].save(tmp_path / "hills.jpg")
     printed = run_example("reconstruct_photo.py", tmp_path / "hills.jpg", tmp_path / "out.png")
-    assert float(printed.split(", ")[1].split(" dB")[0]) > 18
+    assert float(printed.split(", ")[1].split(" dB")[0]) > 24
     assert Image.open(tmp_path / "out.png").width > 2 * 128
 
 
@@ -309,6 +309,16 @@ def run_example(name, *words):
         return sys.stdout.getvalue()
     finally:
         sys.argv, sys.stdout = before
+
+
+def test_the_demo_needs_no_extra(weights, tmp_path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['lightning', 'torchmetrics', 'tensorboard', 'rich']));"
+        "from finola.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["demo", "--weights", weights, "--out", str(tmp_path)]
+    subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
+    assert (tmp_path / "finola-demo.png").exists()
 
 
 def test_help_needs_no_torch():

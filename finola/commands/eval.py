@@ -50,18 +50,16 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.evaluate import evaluate, read_squares
+    from finola.evaluate import evaluate
     from finola.files import atomic_write
 
     if args.train and not args.baselines:
         raise RecipeError("--train: is of use with --baselines alone; add it or leave --train out")
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
     path, model = _open(args.model, device)
-    size, dataset = model.config.image_size, _open_data(args.data, args.limit)
+    dataset = _open_data(args.data, args.limit)
     codes = {"model": (model.config.embed_dim, model)} | _baselines(args, model, device, progress)
-    batches = read_squares(
-        dataset, size, batch_size=args.batch_size, workers=args.workers, device=device, resample=args.resample
-    )
+    batches = _squares(args, dataset, model, device)
     scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
     rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
     result = _result(args, path, model, dataset, device, rows)
@@ -98,27 +96,33 @@ def _open_data(paths: list[str], limit: int | None = None):
     return dataset if limit is None else Subset(dataset, limit)
 
 
+def _squares(args: argparse.Namespace, dataset, model, device):
+    from finola.evaluate import read_squares
+
+    return read_squares(
+        dataset,
+        model.config.image_size,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        device=device,
+        resample=args.resample,
+    )
+
+
 def _baselines(args: argparse.Namespace, model, device, progress: bool) -> dict:
     from tqdm import tqdm
 
-    from finola.evaluate import baselines, read_squares
+    from finola.evaluate import baselines
 
     if not args.baselines:
         return {}
-    size, train = model.config.image_size, None
+    train = None
     if args.train:
         dataset = _open_data(args.train)
-        batches = read_squares(
-            dataset,
-            size,
-            batch_size=args.batch_size,
-            workers=args.workers,
-            device=device,
-            resample=args.resample,
-        )
+        batches = _squares(args, dataset, model, device)
         total = -(-len(dataset) // args.batch_size)
         train = (batch["image"] for batch in tqdm(batches, "PCA", total, unit="batch", disable=not progress))
-    return baselines(model.config.embed_dim, size, train)
+    return baselines(model.config.embed_dim, model.config.image_size, train)
 
 
 def _result(args: argparse.Namespace, path: Path, model, dataset, device, rows: list[dict]) -> dict:

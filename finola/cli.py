@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from finola.errors import FinolaError
 
-COMMANDS = ("demo", "info", "reconstruct", "pack", "train", "eval", "bench")
+COMMANDS = ("demo", "info", "reconstruct", "pack", "train", "eval", "bench", "doctor")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -24,19 +24,15 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "reconstruct",
         help="reconstruct photographs from their vectors",
-        description="Reconstruct photographs of any size from one vector, or from one for each tile; "
-        "writes original | reconstruction and prints the PSNR.",
+        description="Reconstruct photographs of any size from one vector, or from one for each tile.\n"
+        "Writes panels of original | reconstruction and prints the PSNR.",
         epilog=EXAMPLE,
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the panels, made if need be")
-    parser.add_argument(
-        "--tile", action="store_true", help="the whole picture at its own size, in overlapping squares"
-    )
+    parser.add_argument("--tile", action="store_true", help="the whole picture at its own size, in overlapping squares")
     add_model(parser)
-    parser.add_argument(
-        "--batch-size", type=positive, default=16, metavar="N", help="squares at once (%(default)s)"
-    )
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="squares at once (%(default)s)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
     return parser
@@ -70,11 +66,7 @@ def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
         paths = [Path(word)]
         if paths[0].is_dir():
             below = (path for path in sorted(paths[0].rglob("*")) if path.suffix.lower() in SUFFIXES)
-            paths = [
-                path
-                for path in below
-                if not any(part.startswith(".") for part in path.relative_to(word).parts)
-            ]
+            paths = [path for path in below if not any(part.startswith(".") for part in path.relative_to(word).parts)]
         elif glob.has_magic(word) and not paths[0].exists():
             paths = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
         if not paths:
@@ -101,15 +93,12 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
         panels[path] = out / f"{name}.png"
         if path.parent.resolve() == out.resolve():
             raise RecipeError(
-                f"--out: {out} holds the picture {path.name}; choose another folder, "
-                "so that no picture is overwritten"
+                f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture is overwritten"
             )
     return panels
 
 
-def _reconstruct_all(
-    args: argparse.Namespace, model, panels: dict[Path, Path], faults: list[str]
-) -> list[dict]:
+def _reconstruct_all(args: argparse.Namespace, model, panels: dict[Path, Path], faults: list[str]) -> list[dict]:
     from tqdm import tqdm
 
     show = sys.stderr.isatty() and not args.json

@@ -56,6 +56,12 @@ class ConvDecoder(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         return self.to_rgb(self.layers(z))
 
+    def first_convolutions(self) -> list[nn.Conv2d]:
+        """The convolutions that read the map itself."""
+        first = self.layers[0]
+        layers = [first.conv1, first.shortcut] if isinstance(first, ResConv) else [first]
+        return [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+
 
 class ResConv(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a shortcut, 1x1 where the channels change (He et al., option B)."""

@@ -132,8 +132,8 @@ def start_as_shifts(model: FinolaAutoencoder, level: float = 4.0) -> None:
     slots is a (C, C) permutation; with right = level · (P - 1) and q's standard deviation held near `level` by a
     constant ±level in the pooling's bias, which no shift changes, one step of the law is z + (P - 1) z = P z up
     to the deviation of q's level. So the position u columns to the right of the origin finds the code of *its own*
-    cell in the origin's slot, and the model starts as an ordinary convolutional autoencoder with an R x R
-    bottleneck. Training is free to leave this start. It asks for map_size = image_size / 16 and the norm.
+    cell in the origin's slot. The decoder starts by looking at that slot, so that the model starts as an ordinary
+    convolutional autoencoder with an R x R bottleneck. Training is free to leave this start. It asks for map_size = image_size / 16 and the norm.
     """
     config, finola = model.config, model.autoregression
     grid = config.image_size // ENCODER_STRIDE
@@ -148,7 +148,9 @@ def start_as_shifts(model: FinolaAutoencoder, level: float = 4.0) -> None:
     for direction in finola.directions:
         shift = identity[sources[direction].flatten()]  # row i takes channel sources[i]
         getattr(finola, direction).copy_(level * (shift - identity))
-    y, x = resolve_origin(config.origin, finola.size)
-    assert index.numel() == config.embed_dim and 0 <= y < grid and 0 <= x < grid
     signs = torch.tensor([level, -level]).repeat(config.embed_dim // 2)
     model.pool.out.bias.copy_(signs)
+    others = torch.ones(config.embed_dim, dtype=torch.bool)
+    others[index[resolve_origin(config.origin, finola.size)]] = False
+    for convolution in model.decoder.first_convolutions():
+        convolution.weight[:, others] *= 0.05  # or 1 number in N would be the position's own

@@ -1,0 +1,96 @@
+"""Training throughput of the shipped recipe and which part bounds it, measured in turns in one run.
+
+    python benchmarks/throughput.py --data IMAGENETTE/train [--device cuda] [--batch-size 256] [--out FILE]
+
+Images per second of the whole training step on resident data, of the data alone, and of the model's parts (forward +
+backward each). The data is never the bound where its rate is several times the step's.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from finola.bench import seconds
+from finola.data import ResidentImages, ResidentLoader, open_data
+from finola.files import atomic_write
+from finola.model import FinolaAutoencoder
+from finola.provenance import environment
+from finola.recipe import load_recipe
+
+
+def rate(function: Callable[[], None], images: int, device: str, budget: float) -> float:
+    """Images per second of a function that handles `images` of them, over about `budget` seconds."""
+    function()
+    calls = max(1, int(budget / max(seconds(function, device), 1e-6)))
+    return images * calls / seconds(function, device, calls)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for all measurements together")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    recipe = load_recipe("pretrained/finola_mfw720_c768_r8")
+    torch.manual_seed(0)
+    model = FinolaAutoencoder(recipe.model_config()).to(args.device, memory_format=torch.channels_last).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    started = time.monotonic()
+    images = ResidentImages(open_data(args.data), recipe.data.resident_size, args.device, skip_bad=True, draft=True)
+    decoding = len(images) / (time.monotonic() - started)
+    loader = ResidentLoader(images, batch_size=args.batch_size, image_size=recipe.data.image_size, train=True, seed=0)
+    stream = iter(loader)
+
+    def batch() -> torch.Tensor:
+        nonlocal stream
+        try:
+            return next(stream)["image"]
+        except StopIteration:
+            stream = iter(loader)
+            return next(stream)["image"]
+
+    x = batch()
+    with torch.no_grad():
+        q = model.encode(x)
+        z = model.grow(q)
+
+    def backward(forward: Callable[[], torch.Tensor]) -> None:
+        with torch.autocast(torch.device(args.device).type, torch.bfloat16):
+            result = forward()
+        result.float().square().mean().backward()
+
+    def step(x: torch.Tensor) -> None:
+        backward(lambda: model(x) - x)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    parts = {
+        "step": lambda: step(batch()),
+        "step without data": lambda: step(x),
+        "data": batch,
+        "encoder and pooling": lambda: backward(lambda: model.encode(x)),
+        "autoregression": lambda: backward(lambda: model.grow(q.requires_grad_())),
+        "decoder": lambda: backward(lambda: model.decoder(z.requires_grad_())),
+    }
+    budget = args.seconds / len(parts)
+    rates = {name: round(rate(part, args.batch_size, args.device, budget), 1) for name, part in parts.items()}
+    modules = ("encoder and pooling", "autoregression", "decoder")
+    result = environment(torch.device(args.device)) | {
+        "recipe": recipe.name, "batch_size": args.batch_size, "images_per_second": rates,
+        "decoding_images_per_second": round(decoding, 1), "bound": min(modules + ("data",), key=rates.get),
+        "data_over_step": round(rates["data"] / rates["step"], 1),
+    }
+    print(json.dumps(result, indent=1))
+    if args.out:
+        with atomic_write(args.out) as path:
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -37,8 +37,9 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         paper = load_recipe(row["recipe"]).paper.psnr
         psnr = f"{row['val_psnr']:.2f}" if row["val_psnr"] is not None else "-"
-        lines.append(f"| {row['recipe']} | {psnr} | {paper or 'does not converge'} | {'yes' if row['converged'] else 'no'} "
-                     f"| {row['step']} | {row['seconds'] / 60:.1f} |")
+        converged = "yes" if row["converged"] else "no"
+        lines.append(f"| {row['recipe']} | {psnr} | {paper or 'does not converge'} | {converged} | {row['step']} "
+                     f"| {row['seconds'] / 60:.1f} |")
     first = rows[0]
     return "\n".join(lines) + f"\n\n{first['hardware']}, torch {first['torch']}, commit {first['commit']}\n"
 

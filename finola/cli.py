@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _fail(args: argparse.Namespace, message: str, code: int) -> int:
     if args.debug:
-        raise  # noqa: PLE0704  (always called from an except block)
+        raise  # the error being handled
     print(f"finola {args.command}: {' '.join(message.split())}", file=sys.stderr)
     return code
 

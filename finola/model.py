@@ -133,7 +133,8 @@ def start_as_shifts(model: FinolaAutoencoder, level: float = 4.0) -> None:
     constant ±level in the pooling's bias, which no shift changes, one step of the law is z + (P - 1) z = P z up
     to the deviation of q's level. So the position u columns to the right of the origin finds the code of *its own*
     cell in the origin's slot. The decoder starts by looking at that slot, so that the model starts as an ordinary
-    convolutional autoencoder with an R x R bottleneck. Training is free to leave this start. It asks for map_size = image_size / 16 and the norm.
+    convolutional autoencoder with an R x R bottleneck. Training is free to leave this start. It asks for
+    map_size = image_size / 16 and the norm.
     """
     config, finola = model.config, model.autoregression
     grid = config.image_size // ENCODER_STRIDE

@@ -83,7 +83,7 @@ def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **override
     if not path.exists():
         raise WeightsError(f"{name}: no weights are shipped for it; shipped: {', '.join(list_models(pretrained=True))}")
     if overrides:
-        raise WeightsError(f"{name}: pretrained weights fit the registered configuration alone, got {sorted(overrides)}")
+        raise WeightsError(f"{name}: pretrained weights fit the registered configuration alone, got {list(overrides)}")
     return load_weights(path)
 
 

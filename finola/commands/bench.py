@@ -48,7 +48,8 @@ def run(args: argparse.Namespace) -> int | None:
 
 
 def _print_table(results) -> None:
-    print(f"{results[0].device}; batch {results[0].batch}; peak memory in fp32 maps, matrices and their gradients aside")
+    print(f"{results[0].device}; batch {results[0].batch}; peak memory of forward and backward in fp32 maps, "
+          "matrices and their gradients aside")
     print(f"{'C':>5} {'map':>8} {'dtype':>5} {'forward':>9} {'fwd+bwd':>9} {'GMAC/s':>8} {'of product':>10} "
           f"{'fwd+bwd':>8} {'peak':>5} {'(plain)':>7} {'literal loop':>12}")
     for r in results:

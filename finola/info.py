@@ -65,6 +65,7 @@ class Row(NamedTuple):
     paper_macs: int | None
 
 
+@cache
 def row(name: str) -> Row:
     """The row of an encoder, an encoder with head, a decoder or a model; FinolaError for an unknown name."""
     measure = _measurements().get(name)

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps(objects, indent=1))
         return
     print(_table(parts + rows))
+    print("\nMACs: multiply-adds of one input; off: from the paper's rounded figure (finola info --help says more)")
     if config:
         print("\n" + "\n".join(f"{key:16} {_plain(value)}" for key, value in config.to_dict().items()))
 

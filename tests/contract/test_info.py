@@ -87,7 +87,7 @@ def test_json_of_one_model_has_its_parts_and_configuration(capsys):
 
 def test_the_table_shows_the_deviation_from_the_paper(capsys):
     assert main(["info", "mobileformer_w2880"]) == 0
-    header, line = capsys.readouterr().out.splitlines()
+    header, line, *_ = capsys.readouterr().out.splitlines()
     r = row("mobileformer_w2880")
     assert header.split()[0] == "name"
     assert f"{r.params / 25.0e6 - 1:+.1%}" in line.split()

@@ -34,7 +34,7 @@ def _configurations() -> dict[str, AutoencoderConfig]:
     configurations |= {
         f"finola_mfw720_c768_r{r}": AutoencoderConfig(
             "mobileformer_w720", embed_dim=768, map_size=r, image_size=128, decoder_widths=widths)
-        for r, widths in ((8, (256, 128, 64, 16, 16)), (16, (128, 64, 32, 16)), (32, (64, 32, 16)))
+        for r, widths in ((8, (224, 128, 64, 16, 16)), (16, (128, 64, 32, 16)), (32, (64, 32, 16)))
     }
     configurations[DEFAULT_MODEL] = replace(configurations[DEFAULT_MODEL], start="shifts", pool_heads=64)
     return configurations

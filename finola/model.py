@@ -59,6 +59,11 @@ class AutoencoderConfig:
             raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
+        if not timm.is_model(self.encoder):
+            raise FinolaError(f"encoder: unknown timm model {self.encoder!r}; finola's own: "
+                              f"{', '.join(timm.list_models('mobileformer*'))}")
+        if self.pool_heads is not None and (self.pool_heads < 1 or self.embed_dim % self.pool_heads):
+            raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
         if self.embed_dim < 1:
             raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
         if self.autoregression not in AUTOREGRESSIONS:

@@ -270,4 +270,5 @@ def _product(x: Tensor, matrices: Tensor | list[Tensor], transpose: bool) -> Ten
 
 def _product_dtype(q: Tensor) -> torch.dtype:
     kind = q.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else q.dtype
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if autocast else q.dtype

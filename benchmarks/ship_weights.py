@@ -1,0 +1,49 @@
+"""Put a run's weights into the package: fp16 safetensors and a card (JSON) with what made them and their hash.
+
+    python benchmarks/ship_weights.py runs/pretrained/finola_mfw720_c768_r8 finola_mfw720_c768_r8 --data "..."
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from finola.files import atomic_write
+from finola.registry import model_config, pretrained_path
+from finola.weights import load_weights, save_weights, weights_hash
+
+LIMIT = 24 * 2**20  # bytes of all shipped weights together
+LICENCE = "Trained on images of ImageNet and COCO, which are for non-commercial research."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="the run's folder")
+    parser.add_argument("name", help="the registered model")
+    parser.add_argument("--data", required=True, help="what it was trained on, in words")
+    parser.add_argument("--note", default="", help="what else a reader must know")
+    args = parser.parse_args()
+    result = json.loads((args.run / "result.json").read_text())
+    model = load_weights(args.run / "weights.safetensors")
+    if model.config != model_config(args.name):
+        raise SystemExit(f"{args.run}: its configuration is not that of {args.name}")
+    path = pretrained_path(args.name)
+    save_weights(model, path, {"model": args.name, "licence": LICENCE}, dtype=torch.float16)
+    total = sum(file.stat().st_size for file in path.parent.glob("*.safetensors"))
+    if total > LIMIT:
+        raise SystemExit(f"{path.parent}: {total} bytes of weights, more than the {LIMIT} allowed")
+    card = {
+        "model": args.name, "sha256": weights_hash(path), "bytes": path.stat().st_size, "licence": LICENCE,
+        "data": args.data, "note": args.note, "recipe": result["recipe"], "settings": result["settings"],
+        "seed": result["settings"]["seed"], "steps": result["step"], "hours": round(result["seconds"] / 3600, 2),
+        "images_per_second": result["images_per_second"], "hardware": result["hardware"], "torch": result["torch"],
+        "commit": result["commit"], "val_psnr_while_training": result["val_psnr"], "history": result["history"],
+    }
+    with atomic_write(path.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(card, indent=1) + "\n")
+    print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, sha256 {card['sha256'][:12]}")
+
+
+if __name__ == "__main__":
+    main()

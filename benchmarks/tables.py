@@ -1,0 +1,64 @@
+"""Write docs/results.md out of results/*.json: every number in the docs comes from a file that a command wrote.
+
+    python benchmarks/tables.py
+"""
+
+import json
+from pathlib import Path
+
+from finola.files import atomic_write
+
+ROOT = Path(__file__).parent.parent
+
+
+def read(name: str) -> dict:
+    return json.loads((ROOT / "results" / name).read_text())
+
+
+def made_by(result: dict) -> str:
+    commit = (result.get("commit") or "unknown")[:12]
+    return f"{result['hardware']}, torch {result['torch']}, commit {commit}"
+
+
+def reconstruction() -> str:
+    result = read("shipped_imagenette.json")
+    names = {"model": "**finola_mfw720_c768_r8**"}
+    lines = ["## Reconstruction", "",
+             f"{result['images']} images of Imagenette's validation set at 128 px (shorter side resized by antialiased "
+             "bicubic, centre square); PSNR is the mean over images.", "",
+             "| code | numbers | PSNR, dB | SSIM |", "|---|---|---|---|"]
+    lines += [f"| {names.get(row['code'], row['code'])} | {row['numbers']} | {row['psnr']:.2f} | {row['ssim']:.3f} |"
+              for row in result["scores"]]
+    return "\n".join([*lines, "", f"`finola eval` with --baselines; {made_by(result)}; weights {result['sha256'][:12]}."])
+
+
+def operator() -> str:
+    result = read("operator_cpu.json")
+    lines = ["## The operator on a CPU", "",
+             "Rates over that of a plain matrix product of one line's shape, measured in the same run; peak memory of "
+             "forward and backward in fp32 feature maps, output and incoming gradient included, matrices and their "
+             "gradients aside.", "",
+             "| C | map | batch | dtype | forward | forward + backward | peak | plain autograd's peak | literal loop |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    lines += [f"| {r['channels']} | {r['size']}² | {r['batch']} | {r['dtype']} | {r['forward_of_product']:.2f} "
+              f"| {r['forward_backward_of_product']:.2f} | {r['peak_maps']:.1f} | {r['plain_peak_maps']:.1f} "
+              f"| {r['speedup_over_literal']:.1f}x slower |" for r in result["results"]]
+    return "\n".join([*lines, "", f"`python benchmarks/operator_bars.py`; {made_by(result)}."])
+
+
+def ablation() -> str:
+    text = (ROOT / "results" / "autoregression_imagenette_64px.md").read_text()
+    return ("## Autoregression models, scaled down\n\n64-px images of Imagenette, 256 channels, 8x8 maps, 3 epochs: minutes "
+            f"on one CPU core, so the order matters, not the level.\n\n{text}\n"
+            "![reconstructions](../results/autoregression_imagenette_64px.png)")
+
+
+def main() -> None:
+    text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
+                        reconstruction(), operator(), ablation()])
+    with atomic_write(ROOT / "docs" / "results.md") as path:
+        path.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

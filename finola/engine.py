@@ -31,12 +31,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
 from finola.data import ResidentImages, ResidentLoader, build_loader, open_data
+from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write
 from finola.model import FinolaAutoencoder
 from finola.provenance import device_name, environment
 from finola.recipe import Recipe, differences
+from finola.start import start_from_images
 from finola.tasks.reconstruction import NonFiniteLoss, Reconstruction
 from finola.weights import load_state, load_weights, save_weights
 
@@ -89,6 +91,8 @@ def fit(
     if checkpoint:
         _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    elif recipe.optim.start_images and not init_from:
+        start_from_images(task.model, images.some(recipe.optim.start_images))
     _open_folder(out, recipe)
     _announce(recipe, images, task, trainer, out, checkpoint)
     for harmless in HARMLESS_WARNINGS:
@@ -188,6 +192,12 @@ class Images(LightningDataModule):
         accumulate = self.recipe.trainer.accumulate
         batches = len(self.train) // (self.recipe.optim.batch_size // accumulate)
         return self.recipe.optim.epochs * math.ceil(batches / accumulate)
+
+    def some(self, count: int) -> torch.Tensor:
+        """(count, 3, S, S): centre squares of training images, spread evenly over the set."""
+        size, count = self.recipe.data.image_size, min(count, len(self.train))
+        pictures = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
+        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
 
     def train_dataloader(self):
         section = self.recipe.data

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import finola.encoder  # noqa: F401  (registers the Mobile-Former encoders with timm)
-from finola.autoregression import Finola, Repetition, resolve_origin
+from finola.autoregression import Finola, Repetition
 from finola.decoder import ConvDecoder
 from finola.errors import FinolaError
 from finola.pooling import AttentionPool
+from finola.start import start_as_shifts
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ENCODER_STRIDE = 16
@@ -37,7 +38,7 @@ class AutoencoderConfig:
         norm: "layer" or "batch", for norm_linear.
         decoder_reduce, decoder_widths: see `finola.decoder.ConvDecoder`.
         pool_heads: heads of the pooling; C / 64 by default.
-        start: "random", or "shifts" (see `start_as_shifts`).
+        start: "random", or "shifts" (see `finola.start`).
         gain: scale of the random initial matrices.
     """
 
@@ -59,7 +60,8 @@ class AutoencoderConfig:
             raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
-        if not timm.is_model(self.encoder):
+        # asked first, because timm would fetch an encoder named "hf-hub:..." over the network
+        if not isinstance(self.encoder, str) or not timm.is_model(self.encoder):
             raise FinolaError(f"encoder: unknown timm model {self.encoder!r}; finola's own: "
                               f"{', '.join(timm.list_models('mobileformer*'))}")
         if self.pool_heads is not None and (self.pool_heads < 1 or self.embed_dim % self.pool_heads):
@@ -100,8 +102,11 @@ class FinolaAutoencoder(nn.Module):
         if x.ndim != 4 or x.shape[1:] != (3, size, size):
             raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
                               "finola.reconstruct takes photographs of any size")
-        x = ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
-        return self.pool(self.encoder.forward_features(x))
+        return self.pool(self.encoder.forward_features(self.normalise(x)))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def grow(self, q: Tensor) -> Tensor:
         """q (B, C) -> the feature map z (B, C, R, R)."""
@@ -127,36 +132,3 @@ def _autoregression(config: AutoencoderConfig) -> nn.Module:
         return Repetition(config.embed_dim, size, position=config.autoregression == "repeat_pos")
     norm = "none" if config.autoregression == "linear" else config.norm
     return Finola(config.embed_dim, size, config.origin, norm=norm, gain=config.gain)
-
-
-@torch.no_grad()
-def start_as_shifts(model: FinolaAutoencoder, level: float = 4.0) -> None:
-    """Start q as the encoder's grid, unrolled, and each matrix as the shift of that grid by one position.
-
-    q holds one slot of C / N channels for each of the N positions of the encoder's map. A cyclic shift P of the
-    slots is a (C, C) permutation; with right = level · (P - 1) and q's standard deviation held near `level` by a
-    constant ±level in the pooling's bias, which no shift changes, one step of the law is z + (P - 1) z = P z up
-    to the deviation of q's level. So the position u columns to the right of the origin finds the code of *its own*
-    cell in the origin's slot. The decoder starts by looking at that slot, so that the model starts as an ordinary
-    convolutional autoencoder with an R x R bottleneck. Training is free to leave this start. It asks for
-    map_size = image_size / 16 and the norm.
-    """
-    config, finola = model.config, model.autoregression
-    grid = config.image_size // ENCODER_STRIDE
-    slot, remainder = divmod(config.embed_dim, grid * grid)
-    if not isinstance(finola, Finola) or config.map_size != grid or remainder or slot % 2:
-        raise FinolaError(f"start 'shifts': needs an autoregression, map_size {grid} (image_size / {ENCODER_STRIDE}) "
-                          f"and embed_dim a multiple of {2 * grid * grid}; got {config.autoregression}, "
-                          f"{config.map_size} and {config.embed_dim}")
-    index = torch.arange(config.embed_dim).view(grid, grid, slot)
-    sources = {"right": index.roll(-1, 1), "left": index.roll(1, 1), "down": index.roll(-1, 0), "up": index.roll(1, 0)}
-    identity = torch.eye(config.embed_dim)
-    for direction in finola.directions:
-        shift = identity[sources[direction].flatten()]  # row i takes channel sources[i]
-        getattr(finola, direction).copy_(level * (shift - identity))
-    signs = torch.tensor([level, -level]).repeat(config.embed_dim // 2)
-    model.pool.out.bias.copy_(signs)
-    others = torch.ones(config.embed_dim, dtype=torch.bool)
-    others[index[resolve_origin(config.origin, finola.size)]] = False
-    for convolution in model.decoder.first_convolutions():
-        convolution.weight[:, others] *= 0.05  # or 1 number in N would be the position's own

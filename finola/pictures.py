@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from finola.data.images import to_image
 
 GAP, LABEL_HEIGHT = 4, 18
 
@@ -32,13 +33,7 @@ def panel(rows: Sequence[Tensor], labels: Sequence[str], captions: Sequence[Sequ
         draw.text((GAP, top), label, fill="black", font=font)
         for c, image in enumerate(row[:columns]):
             left = GAP + c * (width + GAP)
-            canvas.paste(to_pil(image), (left, top + LABEL_HEIGHT))
+            canvas.paste(to_image(image), (left, top + LABEL_HEIGHT))
             if captions:
                 draw.text((left, top + LABEL_HEIGHT + height), captions[r][c], fill="black", font=font)
     return canvas
-
-
-def to_pil(image: Tensor) -> Image.Image:
-    """(3, H, W) on the scale of [0, 1] -> an 8-bit RGB picture, clamped and rounded."""
-    pixels = (image.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
-    return Image.fromarray(pixels.permute(1, 2, 0).numpy())

@@ -19,7 +19,7 @@ class AttentionPool(nn.Module):
     - start="random": embeddings of unit variance and a query of standard deviation 4, so that each head
       starts at places of its own;
     - start="cells": head p attends to position p alone, and its value dimensions hold that position's code.
-      It needs as many heads as positions (see `finola.model.start_as_shifts`).
+      It needs as many heads as positions (see `finola.start`).
 
     The query is a constant, so its own projection would be the product of two constants and is left out.
 

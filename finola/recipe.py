@@ -68,6 +68,7 @@ class OptimSection:
     `batch_size` counts the images of one optimiser step: over all devices, nodes and accumulated parts.
     A run of fewer than two `warmup_epochs` warms up for its first half.
     `loss` is the mean squared error of "normalised" pixels (ImageNet mean and deviation) or of "raw" ones.
+    `start_images` of the training images fit the start of a model with start "shifts" (`finola.start`).
     """
 
     base_lr: float = _option(1.5e-4, above=0.0)
@@ -78,6 +79,7 @@ class OptimSection:
     betas: tuple[float, float] = _option((0.9, 0.95), low=0.0, high=1.0)
     clip_grad: float | None = _option(None, above=0.0)
     loss: str = _option("normalised", choices=("normalised", "raw"))
+    start_images: int | None = _option(None, low=16)
 
     @property
     def lr(self) -> float:

@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from finola import AutoencoderConfig, FinolaAutoencoder, FinolaError, create_model, list_models
 from finola.decoder import ConvDecoder
+from finola.metrics import psnr
 from finola.model import IMAGENET_MEAN
 from finola.registry import CONFIGURATIONS, model_config
+from finola.start import components, start_from_images
 
 SCALES = (1, 2, 4, 8, 16, 32)
 TINY = {"encoder": "mobileformer_w720", "image_size": 32, "map_size": 8, "embed_dim": 16, "pool_heads": 2,
@@ -236,6 +238,24 @@ def test_the_start_as_shifts_learns():
     assert_learns(shifts())
 
 
+def test_the_start_from_images_is_a_linear_code_of_them():
+    model = tiny(image_size=64, map_size=4, embed_dim=12 * 16, pool_heads=16, start="shifts",
+                 decoder_widths=(24, 24, 16, 16, 16))
+    x = torch.nn.functional.interpolate(torch.rand(24, 3, 8, 8), (64, 64), mode="bicubic").clamp(0, 1)
+    before = psnr(model.train()(x), x).mean()
+    start_from_images(model, x)
+    codes = model.encode(x).unflatten(1, (4, 4, 12))  # (B, y, x, 12)
+    leading = components(x, 16, 12)[:, 0]  # (B, y, x)
+    correlation = torch.corrcoef(torch.stack([codes[..., 0].flatten(), leading.flatten()]))[0, 1]
+    assert correlation > 0.95
+    assert psnr(model(x), x).mean() > max(before, psnr(x.mean((2, 3), keepdim=True).expand_as(x), x).mean()) + 2
+
+
+def test_the_start_from_images_asks_for_a_start_as_shifts():
+    with pytest.raises(FinolaError, match="start_images: needs a model with start 'shifts'"):
+        start_from_images(tiny(), torch.rand(2, 3, 32, 32))
+
+
 # --- export ---
 
 
@@ -278,7 +298,7 @@ def test_images_of_another_shape(shape):
     ({"norm": "group"}, "norm: got 'group'"),
     ({"origin": "middle"}, "origin: got 'middle', expected .* center"),
     ({"origin": (8, 0)}, r"origin: \(y, x\) = \(8, 0\) lies outside the 8x8 map"),
-    ({"pool_heads": 3}, "pool_heads: 3 heads do not divide embed_dim 16"),
+    ({"pool_heads": 3}, "pool_heads: got 3, expected a divisor of embed_dim 16"),
     ({"decoder_widths": (8, 8)}, "decoder_widths: got 2 numbers, expected 3"),
     ({"decoder_reduce": "half"}, "decoder_reduce: got 'half'"),
     ({"image_size": 48, "map_size": 16}, r"image size / map size: got 3, expected one of \[1, 2, 4"),

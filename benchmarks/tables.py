@@ -21,15 +21,16 @@ def made_by(result: dict) -> str:
 
 
 def reconstruction() -> str:
-    result = read("shipped_imagenette.json")
-    names = {"model": "**finola_mfw720_c768_r8**"}
+    result, baselines = read("shipped_imagenette.json"), read("baselines_imagenette.json")
+    rows = [row | {"code": "**finola_mfw720_c768_r8**"} for row in result["scores"]]
+    rows += [row for row in baselines["scores"] if row["code"] != "model"]
     lines = ["## Reconstruction", "",
              f"{result['images']} images of Imagenette's validation set at 128 px (shorter side resized by antialiased "
              "bicubic, centre square); PSNR is the mean over images.", "",
              "| code | numbers | PSNR, dB | SSIM |", "|---|---|---|---|"]
-    lines += [f"| {names.get(row['code'], row['code'])} | {row['numbers']} | {row['psnr']:.2f} | {row['ssim']:.3f} |"
-              for row in result["scores"]]
-    return "\n".join([*lines, "", f"`finola eval` with --baselines; {made_by(result)}; weights {result['sha256'][:12]}."])
+    lines += [f"| {r['code']} | {r['numbers']} | {r['psnr']:.2f} | {r['ssim']:.3f} |" for r in rows]
+    return "\n".join([*lines, "", f"`finola eval`; {made_by(result)}; weights {result['sha256'][:12]}. "
+                      f"The linear codes: `finola eval --baselines`; {made_by(baselines)}."])
 
 
 def operator() -> str:
@@ -48,8 +49,8 @@ def operator() -> str:
 
 def ablation() -> str:
     text = (ROOT / "results" / "autoregression_imagenette_64px.md").read_text()
-    return ("## Autoregression models, scaled down\n\n64-px images of Imagenette, 256 channels, 8x8 maps, 3 epochs: minutes "
-            f"on one CPU core, so the order matters, not the level.\n\n{text}\n"
+    return ("## Autoregression models, scaled down\n\n64-px images of Imagenette, 256 channels, 8x8 maps, 3 epochs: "
+            f"minutes on one CPU core.\n\n{text}\n"
             "![reconstructions](../results/autoregression_imagenette_64px.png)")
 
 

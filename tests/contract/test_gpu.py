@@ -1,0 +1,51 @@
+"""What a GPU must get right; `bash benchmarks/gpu.sh` runs it. Skipped elsewhere."""
+
+import pytest
+import torch
+
+from finola import autoregress, create_model, load_weights, save_weights
+from finola.autoregression import DIRECTIONS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def gradients(q, weights, size, grad, autocast=None):
+    q, weights = q.detach().requires_grad_(), {d: w.detach().requires_grad_() for d, w in weights.items()}
+    with torch.autocast(q.device.type, autocast, enabled=autocast is not None):
+        z = autoregress(q, size, **weights)
+    return [z, *torch.autograd.grad(z, [q, *weights.values()], grad.to(z))]
+
+
+@pytest.mark.parametrize(("dtype", "autocast", "tolerance"), [
+    (torch.float64, None, 1e-10), (torch.float32, None, 1e-4), (torch.float32, torch.bfloat16, 2e-2),
+    (torch.bfloat16, None, 2e-2)])
+@pytest.mark.parametrize("size", [(16, 16), (5, 9)])
+def test_the_operator_equals_the_cpu_in_float64(size, dtype, autocast, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(8, 256, generator=generator, dtype=torch.float64)
+    weights = {d: 0.1 / 16 * torch.randn(256, 256, generator=generator, dtype=torch.float64) for d in DIRECTIONS}
+    grad = torch.randn(8, 256, *size, generator=generator, dtype=torch.float64)
+    expected = gradients(q, weights, size, grad)
+    actual = gradients(q.cuda().to(dtype), {d: w.cuda().to(dtype) for d, w in weights.items()}, size, grad, autocast)
+    for a, e in zip(actual, expected, strict=True):
+        assert (a.double().cpu() - e).norm() / e.norm() < tolerance
+
+
+def test_a_model_trains_and_its_weights_travel(tmp_path):
+    torch.manual_seed(0)
+    model = create_model("finola_mfw720_c768_r8").cuda().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    x = torch.rand(16, 3, 128, 128, device="cuda")
+    losses = []
+    for _ in range(20):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0]
+    save_weights(model, tmp_path / "w.safetensors")
+    with torch.no_grad():
+        on_cpu = load_weights(tmp_path / "w.safetensors").eval()(x.cpu())
+        torch.testing.assert_close(model.eval()(x).cpu(), on_cpu, rtol=0, atol=2e-2)

@@ -53,7 +53,7 @@ class Reconstruction(LightningModule):
             Lightning for them would lose the position in the data on resume.
         seed: with the batch number and the rank it decides all randomness inside the model, so that a resumed
             run needs no stored generator state.
-        panel_folder: where pictures of the first validation images go, every `panel_every` validations.
+        panel_folder: where pictures of some validation images go, every `panel_every` validations.
 
     `history` has one entry for each validation: step, epoch, mean training loss and PSNR of the epoch (this
     process alone), mean validation loss, PSNR and SSIM; None for what is not finite. It is stored in the
@@ -76,7 +76,7 @@ class Reconstruction(LightningModule):
         self.val_ssim = StructuralSimilarityIndexMeasure(data_range=1.0)
         self.history: list[dict] = []
         self.train_sums = torch.zeros(3)  # loss, PSNR, batches of this epoch; no buffer: weights are averaged
-        self._examples: tuple[Tensor, Tensor] | None = None
+        self._examples: list[tuple[Tensor, Tensor]] = []  # of the present validation: original, reconstruction
 
     def loss(self, x_hat: Tensor, x: Tensor) -> Tensor:
         """Mean squared error of raw pixels, or of those normalised as for the encoder (the means cancel)."""
@@ -125,14 +125,19 @@ class Reconstruction(LightningModule):
 
     # validation
 
+    def on_validation_epoch_start(self):
+        self._examples = []
+
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         x = batch["image"]
         x_hat = self.reconstruct(x)
         self.val_loss.update(self.loss(x_hat, x), weight=len(x))
         self.val_psnr.update(psnr(x_hat, x))
         self.val_ssim.update(x_hat.clamp(0, 1), x)
-        if batch_idx == 0:
-            self._examples = x[:PANEL_IMAGES].cpu(), x_hat[:PANEL_IMAGES].cpu()
+        batches = self.trainer.num_val_batches[0]
+        if batch_idx % math.ceil(batches / PANEL_IMAGES) == 0:  # sets are sorted by class: take some of each part
+            share = math.ceil(PANEL_IMAGES / batches)
+            self._examples += zip(x[:share].cpu(), x_hat[:share].cpu(), strict=True)
 
     def on_validation_epoch_end(self):
         scores = {}
@@ -150,8 +155,9 @@ class Reconstruction(LightningModule):
             self._write_panel()
 
     def _write_panel(self) -> None:
-        """The first validation images over their reconstructions: a PNG, and TensorBoard."""
-        picture = panel(list(self._examples), labels=["original", "reconstruction"])
+        """Some validation images over their reconstructions: a PNG, and TensorBoard."""
+        originals, reconstructions = (torch.stack(images) for images in zip(*self._examples, strict=True))
+        picture = panel([originals, reconstructions], labels=["original", "reconstruction"])
         with atomic_write(self.panel_folder / f"step_{self.global_step:07d}.png") as path:
             picture.save(path)
         for logger in self.loggers:

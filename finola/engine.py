@@ -85,14 +85,14 @@ def fit(
     speed, checkpoints = Speed(), Checkpoints(out / "last.ckpt", recipe, len(images.train), deadline)
     trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
     _check_division(recipe, trainer.world_size)
-    if trainer.world_size > 1:
-        task.model = synchronise_batch_norm(task.model, trainer.strategy.root_device)
     checkpoint = _read_checkpoint(checkpoints.path) if resume and checkpoints.path.exists() else None
     if checkpoint:
         _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     elif recipe.optim.start_images and not init_from:
         start_from_images(task.model, images.some(recipe.optim.start_images))
+    if trainer.world_size > 1:
+        task.model = synchronise_batch_norm(task.model, trainer.strategy.root_device)
     _open_folder(out, recipe)
     _announce(recipe, images, task, trainer, out, checkpoint)
     for harmless in HARMLESS_WARNINGS:

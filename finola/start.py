@@ -89,6 +89,9 @@ def start_from_images(model, x: Tensor) -> None:
     if model.config.start != "shifts" or not isinstance(model.encoder, MobileFormer):
         raise FinolaError("start_images: needs a model with start 'shifts' and a Mobile-Former as encoder; got start "
                           f"{model.config.start!r} and {model.config.encoder}")
+    if model.config.decoder_reduce is not None or isinstance(model.decoder.layers[0].shortcut, nn.Identity):
+        raise FinolaError("start_images: needs a decoder that narrows the map in its first block; decoder_reduce must "
+                          "be null and the first of decoder_widths other than embed_dim")
     training = model.training
     model.train()  # the images' own statistics in every BatchNorm
     _start_encoder(model, x)

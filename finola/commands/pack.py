@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int | None:
         Encoding(args.size, args.format, args.quality, args.resample),
         shard_size=args.shard_size,
         workers=args.workers,
-        progress=not args.json,
+        progress=sys.stderr.isatty() and not args.json,
     )
     for message in report.bad:
         print(f"left out: {message}", file=sys.stderr)

@@ -207,8 +207,8 @@ def test_every_decoder_learns(scale):
 # --- the start as shifts ---
 
 
-def shifts(origin="center") -> FinolaAutoencoder:
-    return tiny(image_size=64, map_size=4, embed_dim=64, pool_heads=16, decoder_widths=(8,) * 5, start="shifts",
+def shifts(origin="center", widths=(8,) * 5) -> FinolaAutoencoder:
+    return tiny(image_size=64, map_size=4, embed_dim=64, pool_heads=16, decoder_widths=widths, start="shifts",
                 origin=origin)
 
 
@@ -254,6 +254,8 @@ def test_the_start_from_images_is_a_linear_code_of_them():
 def test_the_start_from_images_asks_for_a_start_as_shifts():
     with pytest.raises(FinolaError, match="start_images: needs a model with start 'shifts'"):
         start_from_images(tiny(), torch.rand(2, 3, 32, 32))
+    with pytest.raises(FinolaError, match="needs a decoder that narrows"):
+        start_from_images(shifts(widths=(64, 8, 8, 8, 8)), torch.rand(2, 3, 64, 64))
 
 
 # --- export ---

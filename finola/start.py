@@ -97,6 +97,7 @@ def start_from_images(model, x: Tensor) -> None:
     _start_encoder(model, x)
     _start_pooling(model, x)
     _start_decoder(model, x)
+    _settle_statistics(model, x)
     model.train(training)
 
 
@@ -173,6 +174,17 @@ def _start_decoder(model, x: Tensor) -> None:
             layer.norm2.weight.fill_(BRANCH)
     pixels = (x - model.mean) / model.std
     _set(decoder.to_rgb, *_regress(_input_of(decoder.to_rgb, lambda: decoder(z)), pixels, kernel=3))
+
+
+def _settle_statistics(model, x: Tensor) -> None:
+    """Let every BatchNorm's running statistics be those of these images."""
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    model(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
 
 
 def components(x: Tensor, size: int, count: int) -> Tensor:

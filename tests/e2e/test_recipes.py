@@ -8,6 +8,7 @@ import math
 import pytest
 
 from finola.recipe import RECIPE_FOLDER, list_recipes, load_recipe
+from finola.weights import load_weights
 
 # the published rows of the tables on reconstruction, typed from the paper
 PAPER = {
@@ -80,3 +81,17 @@ def test_two_steps(name, images, tmp_path, one_thread):
     assert json.loads((tmp_path / "run/result.json").read_text()) == result
     for name in ("weights.safetensors", "curve.png", "panel.png", "recipe.yaml", "csv/version_0/metrics.csv"):
         assert (tmp_path / "run" / name).stat().st_size
+
+
+def test_two_steps_from_the_start_as_a_linear_code(images, tmp_path, one_thread):
+    """The shipped model's recipe at debug size, at a rate too low to leave the start."""
+    fit = pytest.importorskip("finola.engine", reason="needs the extra 'train'").fit
+    recipe = load_recipe("pretrained/finola_mfw720_c768_r8", [
+        "--data.image_size", "32", "--data.resident_size", "32", "--model.map_size", "2", "--model.embed_dim", "48",
+        "--model.pool_heads", "4", "--model.decoder_widths", "[24, 24, 16, 16, 16]", "--optim.epochs", "1",
+        "--optim.batch_size", "6", "--optim.base_lr", "1e-6", "--trainer.val_every", "1",
+    ])
+    result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert result["finished"] and math.isfinite(result["val_psnr"])
+    stem = load_weights(tmp_path / "run/weights.safetensors").encoder.stem[0].weight
+    assert stem[0, 0, 1, 1] == pytest.approx(1, abs=1e-3)  # `start_from_images` reads 2x2 blocks

@@ -94,4 +94,4 @@ def test_two_steps_from_the_start_as_a_linear_code(images, tmp_path, one_thread)
     result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
     assert result["finished"] and math.isfinite(result["val_psnr"])
     stem = load_weights(tmp_path / "run/weights.safetensors").encoder.stem[0].weight
-    assert stem[0, 0, 1, 1] == pytest.approx(1, abs=1e-3)  # `start_from_images` reads 2x2 blocks
+    assert stem[0, 0, 1, 1].item() == pytest.approx(1, abs=1e-3)  # `start_from_images` reads 2x2 blocks

@@ -8,8 +8,8 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed  ## reconstruct a few pictures with the shipped weights
 	$(BIN)/finola demo
 
-test: $(VENV)/.installed-dev  ## the whole test suite
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev  ## the test suite but for the tests marked slow
+	$(BIN)/python -m pytest -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -54,8 +54,8 @@ def ablation() -> str:
             f"minutes on one CPU core.\n\n{text}\n"
             "![reconstructions](../results/autoregression_imagenette_64px.png)\n\n"
             f"The same on 32x32 maps, one epoch:\n\n{larger}\n"
-            "The repetition, which knows no place, falls behind. Linear and norm+linear are not told apart by runs as short "
-            "as these, and the linear model still converges on 32x32 maps.")
+            "The repetition, which knows no place, falls behind. Linear and norm+linear are not told apart by runs as "
+            "short as these, and the linear model still converges on 32x32 maps.")
 
 
 def card() -> str:

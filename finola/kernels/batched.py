@@ -14,7 +14,7 @@ Legend: B images, C channels, H, W map; n directions in a sweep; L positions of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,8 @@ HORIZONTAL, VERTICAL = ("right", "left"), ("down", "up")
 def autoregress_batched(q: Tensor, size: Size, weights: Mapping[str, Tensor], origin: Size, path: str,
                         normalised: bool, eps: float) -> Tensor:
     """`autoregress` for norm "layer" (normalised) and "none"; arguments as there, already checked."""
-    plan = Plan(size, origin, path, normalised, eps, _product_dtype(q), lockstep=q.is_cuda)
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in (q, *weights.values()))
+    plan = Plan(size, origin, path, normalised, eps, _product_dtype(q), q.is_cuda, keep)
     z = _Autoregress.apply(q, plan, *(weights.get(direction) for direction in DIRECTIONS))
     return z.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W), channels-last
 
@@ -40,6 +41,7 @@ class Plan:
     """What is to be computed, apart from q and the matrices.
 
     `lockstep` puts both axes of a square map into one sweep: half the launches, for twice the scratch memory.
+    `keep` the states for backward.
     """
 
     size: Size
@@ -49,18 +51,19 @@ class Plan:
     eps: float
     product_dtype: torch.dtype
     lockstep: bool
+    keep: bool
 
     @property
     def steps(self) -> dict[str, int]:
         return direction_steps(self.size, self.origin)
 
     @property
-    def first(self) -> list[str]:
+    def first(self) -> tuple[str, ...]:
         """Directions of the first sweep, along the lines through the origin."""
         return self._longest_first({"row_first": HORIZONTAL, "column_first": VERTICAL}.get(self.path, DIRECTIONS))
 
     @property
-    def second(self) -> list[list[str]]:
+    def second(self) -> list[tuple[str, ...]]:
         """Directions of each sweep over the whole map: down and up from the row, right and left from the column."""
         axes = {"row_first": [VERTICAL], "column_first": [HORIZONTAL]}.get(self.path, [VERTICAL, HORIZONTAL])
         if self.lockstep and self.size[0] == self.size[1]:
@@ -72,8 +75,8 @@ class Plan:
         """The weight of one path in the map."""
         return 0.5 if self.path == "average" else 1.0
 
-    def _longest_first(self, directions: tuple[str, ...]) -> list[str]:
-        return sorted((d for d in directions if d in self.steps), key=lambda d: -self.steps[d])
+    def _longest_first(self, directions: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted((d for d in directions if d in self.steps), key=lambda d: -self.steps[d]))
 
     def line(self, z: Tensor, direction: str, k: int) -> Tensor:
         """The line k steps from the origin in that direction: a (B, L, C) view of z (B, H, W, C).
@@ -107,17 +110,40 @@ class _Autoregress(torch.autograd.Function):
 
 
 def _grow(q: Tensor, plan: Plan, weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], Tensor]:
-    """q (B, C) -> the states of the first sweep, those of each second sweep, and the map (B, H, W, C)."""
-    first = _sweep(q.expand(len(plan.first), *q.shape), plan.first, plan, weights)  # n = 4 at most, rows = B
+    """q (B, C) -> the states of the first sweep, those of each second sweep if they are kept, and the map (B, H, W, C):
+    the mean of both paths, or the only path."""
+    batch, channels = q.shape
+    first = _sweep(q.expand(len(plan.first), batch, channels), plan.first, plan, weights)  # n = 4 at most, rows = B
     row, column = _origin_lines(q, first, plan)
-    seconds = []
-    for directions in plan.second:
-        starts = [(row if d in VERTICAL else column).flatten(0, 2) for d in directions]  # (B L, C) each
-        seconds.append(_sweep(torch.stack(starts), directions, plan, weights))
-    return first, seconds, _assemble(row, column, seconds, plan)
+    z = q.new_empty(batch, *plan.size, channels)
+    states: dict[tuple[str, ...], Tensor] = {}
+    written = False
+    for axis, line, path in ((VERTICAL, row, "row_first"), (HORIZONTAL, column, "column_first")):
+        if plan.path not in ("average", path):
+            continue
+        reached = [(plan.line(z, axis[0], 0), line)]  # lines of the map, and what this path has there
+        for directions in plan.second:
+            if set(directions) & set(axis):
+                if directions not in states:
+                    starts = [(row if d in VERTICAL else column).flatten(0, 2) for d in directions]  # (B L, C) each
+                    states[directions] = _sweep(torch.stack(starts), directions, plan, weights)
+                reached += _lines(z, axis, directions, states[directions], plan)
+        for target, value in reached:
+            target.lerp_(value.view_as(target), 0.5) if written else target.copy_(value.view_as(target))
+        written = True
+        if not plan.keep and not plan.lockstep:  # the next axis takes this one's memory
+            states, reached = {}, []
+    return first, [states[directions] for directions in plan.second if plan.keep], z
 
 
-def _sweep(start: Tensor, directions: list[str], plan: Plan, weights: dict[str, Tensor]) -> Tensor:
+def _lines(z: Tensor, axis: tuple[str, str], directions: tuple[str, ...], states: Tensor,
+           plan: Plan) -> list[tuple[Tensor, Tensor]]:
+    """Each line of the map z that a sweep reaches along an axis, with its state (B L, C)."""
+    return [(plan.line(z, direction, k), states[k, i]) for i, direction in enumerate(directions)
+            if direction in axis for k in range(1, plan.steps[direction] + 1)]
+
+
+def _sweep(start: Tensor, directions: tuple[str, ...], plan: Plan, weights: dict[str, Tensor]) -> Tensor:
     """start (n, rows, C) -> its states after 0, 1, ... steps, (steps + 1, n, rows, C); the directions are the
     longest first, and the states of one past its last step are not written."""
     steps = [plan.steps[d] for d in directions]
@@ -147,29 +173,6 @@ def _origin_lines(q: Tensor, first: Tensor, plan: Plan) -> tuple[Tensor, Tensor]
     return row, column
 
 
-def _assemble(row: Tensor, column: Tensor, seconds: list[Tensor], plan: Plan) -> Tensor:
-    """The map (B, H, W, C) out of the origin's lines and the second sweeps: both paths' mean, or the only path."""
-    batch, (height, width), channels = row.shape[0], plan.size, row.shape[-1]
-    z = row.new_empty(batch, height, width, channels)
-    written = False
-    for axis, line, path in ((VERTICAL, row[:, 0], "row_first"), (HORIZONTAL, column[:, :, 0], "column_first")):
-        if plan.path not in ("average", path):
-            continue
-        for target, value in [(plan.line(z, axis[0], 0), line), *_lines(z, axis, seconds, plan)]:
-            target.lerp_(value.view_as(target), 0.5) if written else target.copy_(value.view_as(target))
-        written = True
-    return z
-
-
-def _lines(z: Tensor, axis: tuple[str, str], seconds: list[Tensor], plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each line of the map z that the second sweeps reach along an axis, with its state."""
-    for directions, states in zip(plan.second, seconds, strict=True):
-        for i, direction in enumerate(directions):
-            if direction in axis:
-                for k in range(1, plan.steps[direction] + 1):
-                    yield plan.line(z, direction, k), states[k, i]
-
-
 def _ungrow(grad: Tensor, first: Tensor, seconds: list[Tensor], plan: Plan,
             weights: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """The gradient of the map (B, H, W, C) -> that of q (B, C) and of each matrix in use (C, C)."""
@@ -190,7 +193,7 @@ def _ungrow(grad: Tensor, first: Tensor, seconds: list[Tensor], plan: Plan,
     return starts.sum(0) + row[:, 0, x] + column[:, y, 0], grad_weights
 
 
-def _unsweep(states: Tensor, directions: list[str], incoming: dict[str, tuple[Tensor, float]], plan: Plan,
+def _unsweep(states: Tensor, directions: tuple[str, ...], incoming: dict[str, tuple[Tensor, float]], plan: Plan,
              weights: dict[str, Tensor], grad_weights: dict[str, Tensor]) -> Tensor:
     """The gradient of a sweep's start (n, rows, C); the matrices' gradients are added to `grad_weights`.
 
@@ -218,7 +221,7 @@ def _unsweep(states: Tensor, directions: list[str], incoming: dict[str, tuple[Te
     return total
 
 
-def _add_weight_gradients(grad_weights: dict[str, Tensor], directions: list[str], outer: Tensor,
+def _add_weight_gradients(grad_weights: dict[str, Tensor], directions: tuple[str, ...], outer: Tensor,
                           inner: Tensor) -> None:
     """Add to each direction's (C, C) gradient the product of the collected (steps, rows, C); empty them."""
     for direction, left, right in zip(directions, outer.flatten(1, 2), inner.flatten(1, 2), strict=True):
@@ -250,7 +253,7 @@ def _cast(matrices: tuple[Tensor | None, ...], plan: Plan) -> dict[str, Tensor]:
     return {d: m.to(plan.product_dtype) for d, m in zip(DIRECTIONS, matrices, strict=True) if m is not None}
 
 
-def _stack(directions: list[str], plan: Plan, weights: dict[str, Tensor]) -> Tensor | list[Tensor]:
+def _stack(directions: tuple[str, ...], plan: Plan, weights: dict[str, Tensor]) -> Tensor | list[Tensor]:
     """A sweep's matrices: one (n, C, C) tensor for a batched product, or a list for one product after the other,
     which costs no copy and no time where starting a product is cheap."""
     matrices = [weights[d] for d in directions]

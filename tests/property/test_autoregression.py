@@ -1,5 +1,7 @@
 """The facts any implementation of the operator must satisfy (docs/operator.md)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -68,9 +70,11 @@ def test_lockstep_sweeps_equal_the_separate_ones(size):
     inputs = [q.requires_grad_(), *(w.requires_grad_() for w in weights.values())]
     results = []
     for lockstep in (False, True):
-        plan = batched.Plan(size, (3, 2), "average", True, 1e-5, torch.float64, lockstep)
+        plan = batched.Plan(size, (3, 2), "average", True, 1e-5, torch.float64, lockstep, keep=True)
         z = batched._Autoregress.apply(q, plan, *weights.values())
         results.append([z, *gradients(z, inputs)])
+        with torch.no_grad():  # states are not kept, and memory is used again
+            torch.testing.assert_close(batched._Autoregress.apply(q, replace(plan, keep=False), *weights.values()), z)
     assert_same(*results)
 
 

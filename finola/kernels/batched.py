@@ -150,10 +150,12 @@ def _sweep(start: Tensor, directions: tuple[str, ...], plan: Plan, weights: dict
     matrices = _stack(directions, plan, weights)
     states = start.new_empty(max(steps, default=0) + 1, *start.shape)
     states[0] = start
+    product = torch.empty_like(states[0], dtype=plan.product_dtype)
     for k in range(len(states) - 1):
         n = sum(count > k for count in steps)
         normal = _normalise(states[k, :n], plan)[0].to(plan.product_dtype)
-        torch.add(states[k, :n], _product(normal, matrices, transpose=True), out=states[k + 1, :n])
+        _product(normal, matrices, transpose=True, out=product[:n])
+        torch.add(states[k, :n], product[:n], out=states[k + 1, :n])
     return states
 
 
@@ -205,6 +207,7 @@ def _unsweep(states: Tensor, directions: tuple[str, ...], incoming: dict[str, tu
     held = max(1, min(count - 1, GRADIENT_ROWS // rows))  # steps whose weight gradient is formed together
     outer = states.new_zeros(len(directions), held, rows, channels, dtype=plan.product_dtype)
     inner = torch.zeros_like(outer)
+    product = torch.empty_like(total, dtype=plan.product_dtype)
     for k in reversed(range(count - 1)):
         n = sum(s > k for s in steps)
         for gradient, direction in zip(total[:n], directions, strict=False):
@@ -214,8 +217,8 @@ def _unsweep(states: Tensor, directions: tuple[str, ...], incoming: dict[str, tu
         normal, *statistics = _normalise(states[k, :n], plan)
         slot = k % held
         outer[:n, slot], inner[:n, slot] = total[:n], normal
-        total[:n] += _normalise_backward(_product(outer[:n, slot], matrices, transpose=False), states[k, :n],
-                                         statistics, plan)
+        inward = _product(outer[:n, slot], matrices, transpose=False, out=product[:n])
+        total[:n] += _normalise_backward(inward, states[k, :n], statistics, plan)
         if slot == 0:
             _add_weight_gradients(grad_weights, directions, outer, inner)
     return total
@@ -260,12 +263,11 @@ def _stack(directions: tuple[str, ...], plan: Plan, weights: dict[str, Tensor]) 
     return torch.stack(matrices) if plan.lockstep and matrices else matrices
 
 
-def _product(x: Tensor, matrices: Tensor | list[Tensor], transpose: bool) -> Tensor:
-    """x (n, rows, C) times its matrices, the first n, or their transposes."""
+def _product(x: Tensor, matrices: Tensor | list[Tensor], transpose: bool, out: Tensor) -> Tensor:
+    """x (n, rows, C) times its matrices, the first n, or their transposes, into `out`."""
     if isinstance(matrices, Tensor):
         matrices = matrices[: len(x)]
-        return torch.bmm(x, matrices.mT if transpose else matrices)
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return torch.bmm(x, matrices.mT if transpose else matrices, out=out)
     for source, matrix, target in zip(x, matrices, out, strict=False):
         torch.mm(source, matrix.T if transpose else matrix, out=target)
     return out

@@ -1,6 +1,7 @@
 """How fast the operator is, beside the limit (a plain matrix product) and the start (a loop over positions).
 
-All times are medians; what is compared is measured in turns in the same run, since machines drift.
+All times are medians. What is compared is measured in turns in the same run, since machines drift, and a ratio is
+the median of the turns' ratios.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class OperatorResult:
 
 
 def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str = "cpu",
-                   compare: bool = True, repeats: int = 15) -> OperatorResult:
+                   compare: bool = True, repeats: int = 25) -> OperatorResult:
     """Measure `finola.autoregress` on a size x size map from its centre.
 
     The plain product is (batch · size, channels) x (channels, channels), the product of one line. `compare` adds
@@ -104,8 +105,12 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
         products.append(seconds(product, device, 20) / 20)
         forwards.append(seconds(forward, device))
         steps.append(seconds(fast, device))
-    macs = batch * 2 * size * size * channels**2
-    product_rate = batch * size * channels**2 / median(products)
+    macs, product_macs = batch * 2 * size * size * channels**2, batch * size * channels**2
+
+    def ratio(macs: int, times: list[float]) -> float:
+        """The median over the turns of this rate over the product's in the same turn."""
+        return median(macs / t / (product_macs / p) for t, p in zip(times, products, strict=True))
+
     map_bytes = batch * channels * size * size * 4
     grad_bytes = grad.nbytes  # made before, but part of what a training step holds
     weight_bytes = sum(w.nbytes for w in weights.values())
@@ -118,10 +123,11 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
     literal_time = seconds(literal, device) if compare else None
     return OperatorResult(
         device=device_name(device), dtype=dtype, batch=batch, channels=channels, size=size, macs=macs,
-        forward=median(forwards), forward_backward=median(steps), product_macs_per_second=product_rate,
+        forward=median(forwards), forward_backward=median(steps),
+        product_macs_per_second=product_macs / median(products),
         macs_per_second=macs / median(forwards),
-        forward_of_product=macs / median(forwards) / product_rate,
-        forward_backward_of_product=3 * macs / median(steps) / product_rate,
+        forward_of_product=ratio(macs, forwards),
+        forward_backward_of_product=ratio(3 * macs, steps),
         peak_bytes=peak + grad_bytes, peak_maps=peak_maps(peak),
         plain_forward_backward=median(seconds(plain, device) for _ in range(3)) if compare else None,
         plain_peak_maps=peak_maps(plain_peak) if compare else None,

@@ -26,6 +26,7 @@ from finola.autoregression import (
     normalise,
     resolve_origin,
 )
+from finola.provenance import device_name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -122,7 +123,7 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
     plain_peak = peak_memory(plain, device) if compare else None
     literal_time = seconds(literal, device) if compare else None
     return OperatorResult(
-        device=device_name(device), dtype=dtype, batch=batch, channels=channels, size=size, macs=macs,
+        device=device_name(torch.device(device)), dtype=dtype, batch=batch, channels=channels, size=size, macs=macs,
         forward=median(forwards), forward_backward=median(steps),
         product_macs_per_second=product_macs / median(products),
         macs_per_second=macs / median(forwards),
@@ -186,13 +187,6 @@ class _LiveBytes(TorchDispatchMode):
     def _release(self, key: int, nbytes: int) -> None:
         self.known.discard(key)
         self.held -= nbytes
-
-
-def device_name(device: str) -> str:
-    """What the numbers were measured on."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def _synchronize(device: str) -> None:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, WeightsError
 from finola.model import AutoencoderConfig, FinolaAutoencoder
 
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
@@ -76,7 +76,6 @@ def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **override
     config = model_config(name, **overrides)
     if not pretrained:
         return FinolaAutoencoder(config)
-    from finola.errors import WeightsError
     from finola.weights import load_weights
 
     path = pretrained_path(name)

@@ -155,25 +155,28 @@ def _start_decoder(model, x: Tensor) -> None:
     decoder, own = model.decoder, own_slot(model)
     z = model.grow(model.encode(x))
     stride = x.shape[-1] // z.shape[-1]
-    live = len(own)  # channels that carry components; the others stay random
+
+    def live(convolution: nn.Conv2d) -> int:
+        """Channels that carry components; the others stay random."""
+        return min(max(convolution.out_channels // 2, 3), 3 * stride**2)
+
     for layer in decoder.layers:
         if isinstance(layer, UpConv):
             stride //= 2
-            live = min(max(layer.conv.out_channels // 2, 3), 3 * stride**2)
             inputs = _input_of(layer.conv, lambda: decoder(z))
-            _set(layer.conv, *_regress(inputs, components(x, stride, live), kernel=3))
-            layer.norm.bias[:live] = OFFSET
+            _set(layer.conv, *_regress(inputs, components(x, stride, live(layer.conv)), kernel=3))
+            layer.norm.bias[: live(layer.conv)] = OFFSET
         elif layer is decoder.layers[0]:
             codes = torch.eye(z.shape[1], device=z.device)[own]  # (live, C)
             _set_shortcut(layer, z, codes[:, :, None, None] / CODE)
         elif isinstance(layer.shortcut, nn.Conv2d):
-            live = min(max(layer.conv1.out_channels // 2, 3), 3 * stride**2)
             inputs = _input_of(layer, lambda: decoder(z))
-            _set_shortcut(layer, inputs, _regress(inputs, components(x, stride, live), kernel=1)[0])
+            weight, _ = _regress(inputs, components(x, stride, live(layer.conv1)), kernel=1)
+            _set_shortcut(layer, inputs, weight)
         else:
             layer.norm2.weight.fill_(BRANCH)
-    pixels = (x - model.mean) / model.std
-    _set(decoder.to_rgb, *_regress(_input_of(decoder.to_rgb, lambda: decoder(z)), pixels, kernel=3))
+    inputs = _input_of(decoder.to_rgb, lambda: decoder(z))
+    _set(decoder.to_rgb, *_regress(inputs, model.normalise(x), kernel=3))
 
 
 def _settle_statistics(model, x: Tensor) -> None:

@@ -63,8 +63,9 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
 
 
 def _missing_extra(error: ModuleNotFoundError) -> str:
-    in_train = ("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich")
-    extra = "train" if (error.name or "").split(".")[0] in in_train else None
+    extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
+    extras["lightly"] = "ssl"
+    extra = extras.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"
 

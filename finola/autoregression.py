@@ -60,6 +60,13 @@ def step(z: Tensor, matrix: Tensor, norm: Callable[[Tensor], Tensor] = normalise
     return z + F.linear(norm(z).to(matrix.dtype), matrix).to(z.dtype)
 
 
+def advance(z: Tensor, matrix: Tensor, steps: int, norm: Callable[[Tensor], Tensor] = normalise) -> Tensor:
+    """φᵘ z for u = `steps`: that many steps of the law from each of the vectors z (..., C), in plain autograd."""
+    for _ in range(steps):
+        z = step(z, matrix, norm)
+    return z
+
+
 def resolve_origin(origin: Origin, size: Size) -> Size:
     """(y, x) of the position that holds q: a name or a position -> 0-based row and column.
 
@@ -218,7 +225,7 @@ class Finola(nn.Module):
 
     Args:
         dim: C.
-        size: (H, W) of the map; another one may be given to `forward`.
+        size: (H, W) of the map.
         origin, path, norm: as for `autoregress`.
         gain: scale of the initial matrices.
     """
@@ -235,12 +242,22 @@ class Finola(nn.Module):
         if norm == "batch":
             self.norms = nn.ModuleDict({d: _LineBatchNorm(dim, affine=False) for d in self.directions})
 
-    def forward(self, q: Tensor, size: Size | None = None) -> Tensor:
+    def matrices(self) -> dict[str, Tensor]:
+        """Each direction's (C, C) matrix, all views of one stack: where a call does not use a matrix, its gradient
+        is zero rather than missing, which training on several devices needs."""
+        stack = torch.stack([getattr(self, direction) for direction in self.directions])
+        return dict(zip(self.directions, stack.unbind(), strict=True))
+
+    def forward(self, q: Tensor, size: Size | None = None, origin: Origin | None = None) -> Tensor:
+        """q (B, C) -> z (B, C, H, W). `size` and `origin` stand for this call in place of the module's own."""
+        if origin is None:
+            origin, weights = self.origin, {direction: getattr(self, direction) for direction in self.directions}
+        else:
+            weights = self.matrices()
         size = self.size if size is None else tuple(size)
-        weights = {direction: getattr(self, direction) for direction in self.directions}
         if self.norm != "batch":
-            return autoregress(q, size, **weights, origin=self.origin, path=self.path, norm=self.norm)
-        origin = resolve_origin(self.origin, size)
+            return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm)
+        origin = resolve_origin(origin, size)
         _check(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
         return autoregress_lines(q, size, weights, self.norms, origin, self.path)
 

@@ -12,6 +12,7 @@ from finola.autoregression import (
     PATHS,
     Finola,
     Repetition,
+    advance,
     autoregress,
     autoregress_lines,
     autoregress_literal,
@@ -185,6 +186,28 @@ def test_module_equals_function_and_takes_other_sizes():
     weights = dict(module.named_parameters())
     torch.testing.assert_close(module(q), autoregress(q, (4, 4), **weights))
     torch.testing.assert_close(module(q, (6, 6))[:, :, 1:5, 1:5], module(q))
+
+
+@pytest.mark.parametrize("norm", ["layer", "none"])
+def test_module_takes_an_origin_and_leaves_no_matrix_without_gradient(norm):
+    module = Finola(8, (4, 4), norm=norm).double()
+    q = torch.randn(3, 8, dtype=torch.float64)
+    z = module(q, origin=(0, 3))
+    torch.testing.assert_close(z, autoregress(q, (4, 4), **dict(module.named_parameters()), origin=(0, 3), norm=norm))
+    z.square().sum().backward()
+    assert {name: bool(p.grad.any()) for name, p in module.named_parameters()} == {
+        "right": False, "left": True, "down": True, "up": False}
+    with pytest.raises(FinolaError, match="outside the 4x4 map"):
+        module(q, origin=(4, 0))
+
+
+def test_advance_walks_the_map():
+    q, w = problem((5, 6))
+    z = autoregress(q, (5, 6), **w, origin=(3, 1))
+    torch.testing.assert_close(advance(q, w["right"], 4), z[:, :, 3, 5])
+    both = advance(advance(q, w["right"], 2), w["up"], 3) + advance(advance(q, w["up"], 3), w["right"], 2)
+    torch.testing.assert_close(both / 2, z[:, :, 0, 3])
+    assert advance(q, w["down"], 0) is q
 
 
 def test_batch_norm_uses_line_statistics_in_training_and_running_ones_in_evaluation():

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from finola.data.images import center_crop, resize_shorter, to_uint8
-from finola.data.transforms import Augment, apply_crop, epoch_order, random_crops
+from finola.data.policies import get_policy
+from finola.data.transforms import Augment, apply_crop, epoch_order, policy_seeds, random_crops
 from finola.errors import DataError, RecipeError
 
 Batch = dict[str, Tensor]
@@ -35,7 +37,7 @@ class BatchOrder:
         length: number of images.
         batch_size: images a batch in this process.
         shuffle: a new order every epoch; otherwise 0 ... length - 1.
-        drop_last: leave out the last global batch if it is not full.
+        drop_last: leave out the last global batch if it is not full; None: only with `shuffle`.
 
     Raises:
         RecipeError: a batch size or rank out of range.
@@ -51,14 +53,15 @@ class BatchOrder:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
-        drop_last: bool = True,
+        drop_last: bool | None = None,
     ):
         if batch_size < 1:
             raise RecipeError(f"batch_size: got {batch_size}, expected at least 1")
         if not 0 <= rank < world_size:
             raise RecipeError(f"rank: got {rank}, expected 0 to {world_size - 1}, one below world_size")
         self.length, self.global_batch = length, batch_size * world_size
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.seed = shuffle, seed
+        self.drop_last = shuffle if drop_last is None else drop_last
         self.rank, self.world_size = rank, world_size
         self.epoch = 0
         self.position = 0  # batches handed out in this epoch
@@ -108,9 +111,10 @@ class BatchOrder:
 
 
 class Loader(ABC):
-    """What both loaders share: epochs, resume, and the count of images that could not be decoded.
+    """What all loaders share: epochs, resume, and the count of images that could not be decoded.
 
-    Iterating yields {"image": (B, 3, S, S) float32 in [0, 1], "label": (B,) int64, "index": (B,) int64}.
+    Iterating yields {"image": (B, 3, S, S) float32 in [0, 1], "label": (B,) int64, "index": (B,) int64};
+    with V > 1 views of each image, "image" is (B, V, 3, S, S).
     """
 
     def __init__(self, order: BatchOrder):
@@ -194,11 +198,13 @@ def build_loader(
     hflip: bool = True,
     drop_last: bool | None = None,
     resample: str = "bicubic",
+    policy: str | None = None,
+    views: int = 1,
     device: torch.device | str = "cpu",
 ) -> FolderLoader:
     """A loader over a data set of `finola.data`.
 
-    Training: shuffled, RandomResizedCrop (antialiased bicubic) and flip; an image that cannot be decoded is
+    Training: shuffled, RandomResizedCrop (antialiased bicubic), flip and `policy`; an image that cannot be decoded is
     left out of its batch, counted in `loader.skipped` and reported with a warning.
     Evaluation (`train=False`): in order, shorter side resized to `image_size`, centre crop; an image that
     cannot be decoded raises DataError.
@@ -207,9 +213,10 @@ def build_loader(
         batch_size: images a batch in this process.
         drop_last: leave out an incomplete last batch; by default only when training.
         resample: of evaluation, "bilinear" or "bicubic" (see `resize_shorter`); PSNR depends on it.
+        policy: of training, what is done to a crop (see `finola.data.policies.Policy`).
+        views: of training, crops of each image: with 2 or more, "image" is (B, views, 3, S, S).
         device: where the batches go; they travel as 8-bit numbers, a quarter of the bytes.
     """
-    drop_last = train if drop_last is None else drop_last
     order = BatchOrder(
         len(dataset),
         batch_size,
@@ -219,7 +226,7 @@ def build_loader(
         world_size=world_size,
         drop_last=drop_last,
     )
-    augment = Augment(crop_scale, hflip) if train else None
+    augment = Augment(crop_scale, hflip, policy, views) if train else None
     samples = _Samples(dataset, image_size, seed, augment, resample)
     return FolderLoader(samples, order, num_workers=num_workers, device=torch.device(device))
 
@@ -240,7 +247,9 @@ class _Numbers:
 
 
 class _Samples:
-    """(epoch, index) -> ((3, S, S) uint8, label, index), or the message of the DataError."""
+    """(epoch, index) -> (image uint8, label, index), or the message of the DataError.
+
+    The image is (3, S, S), with several views (V, 3, S, S)."""
 
     def __init__(self, dataset, image_size: int, seed: int, augment: Augment | None, resample: str):
         self.dataset, self.image_size = dataset, image_size
@@ -257,15 +266,24 @@ class _Samples:
             return str(error)
         if self.augment is None:
             image = center_crop(resize_shorter(image, self.image_size, self.resample), self.image_size)
+            pixels = to_uint8(image)
         else:
-            size = np.array([[image.height, image.width]])
-            crops = random_crops(size, np.array([index]), seed=self.seed, epoch=epoch, augment=self.augment)
-            image = apply_crop(image, crops.boxes[0], bool(crops.flips[0]), self.image_size)
-        return to_uint8(image), int(self.dataset.labels[index]), index
+            views = [self._view(image, epoch, index, view) for view in range(self.augment.views)]
+            pixels = torch.stack(views) if len(views) > 1 else views[0]
+        return pixels, int(self.dataset.labels[index]), index
+
+    def _view(self, image: Image.Image, epoch: int, index: int, view: int) -> Tensor:
+        size, where = np.array([[image.height, image.width]]), np.array([index])
+        draw = {"seed": self.seed, "epoch": epoch, "view": view}
+        crops = random_crops(size, where, augment=self.augment, **draw)
+        image = apply_crop(image, crops.boxes[0], bool(crops.flips[0]), self.image_size)
+        if self.augment.policy is not None:
+            image = get_policy(self.augment.policy)(image, policy_seeds(where, **draw)[0])
+        return to_uint8(image)
 
 
 def _collate(samples: list) -> tuple[Tensor, Tensor, Tensor, list[str]]:
-    """Images (B, 3, S, S) uint8, labels (B,), indices (B,), and the messages of those that failed."""
+    """Images (B, [V,] 3, S, S) uint8, labels (B,), indices (B,), and the messages of those that failed."""
     errors = [sample for sample in samples if isinstance(sample, str)]
     good = [sample for sample in samples if not isinstance(sample, str)]
     if not good:

@@ -22,10 +22,11 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.data.images import resize_shorter, to_uint8
+from finola.data.images import resize_shorter, to_image, to_tensor, to_uint8
 from finola.data.loader import Batch, BatchOrder, Loader
+from finola.data.policies import get_policy
 from finola.data.threads import threads
-from finola.data.transforms import Augment, Crops, random_crops
+from finola.data.transforms import Augment, Crops, policy_seeds, random_crops
 from finola.errors import DataError, RecipeError
 
 LONGEST = 2  # a stored picture's longer side, in shorter sides
@@ -103,6 +104,9 @@ class ResidentLoader(Loader):
     Training draws the same crops as there, relative to the stored picture. Evaluation takes the centre crop
     of pictures stored at exactly `image_size`.
 
+    A `policy` works on 8-bit crops on the CPU, one after the other: it draws from the process's global
+    generators, so threads cannot share the work. `build_loader` has worker processes for it.
+
     Raises:
         RecipeError: evaluation at another size than the stored one.
     """
@@ -120,13 +124,14 @@ class ResidentLoader(Loader):
         crop_scale: tuple[float, float] = (0.2, 1.0),
         hflip: bool = True,
         drop_last: bool | None = None,
+        policy: str | None = None,
+        views: int = 1,
     ):
         if not train and images.size != image_size:
             raise RecipeError(
                 f"cannot evaluate at {image_size} px images stored at {images.size} px; "
                 f"make ResidentImages with size={image_size}"
             )
-        drop_last = train if drop_last is None else drop_last
         order = BatchOrder(
             len(images),
             batch_size,
@@ -138,7 +143,7 @@ class ResidentLoader(Loader):
         )
         super().__init__(order)
         self.images, self.image_size = images, image_size
-        self.augment = Augment(crop_scale, hflip) if train else None
+        self.augment = Augment(crop_scale, hflip, policy, views) if train else None
 
     def _batches(self, first: int) -> Iterator[Batch]:
         for indices in self.sampler.batches(first):
@@ -150,13 +155,24 @@ class ResidentLoader(Loader):
             yield {"image": image, "label": self.images.labels[where], "index": where}
 
     def _crop(self, indices: np.ndarray, where: Tensor) -> Tensor:
-        sizes = self.images.sizes[indices]
+        """Indices (n,), on the CPU and on the device -> (n, 3, S, S), with several views (n, V, 3, S, S)."""
+        pixels, sizes = self.images.pixels[where], self.images.sizes[indices]
         if self.augment is None:
-            crops = _centre_crops(sizes, self.image_size)
-        else:
-            seed, epoch = self.sampler.seed, self.sampler.epoch
-            crops = random_crops(sizes, indices, seed=seed, epoch=epoch, augment=self.augment)
-        return crop_and_resize(self.images.pixels[where], sizes, crops, self.image_size)
+            return crop_and_resize(pixels, sizes, _centre_crops(sizes, self.image_size), self.image_size)
+        views = [self._view(pixels, sizes, indices, view) for view in range(self.augment.views)]
+        return torch.stack(views, dim=1) if len(views) > 1 else views[0]
+
+    def _view(self, pixels: Tensor, sizes: np.ndarray, indices: np.ndarray, view: int) -> Tensor:
+        draw = {"seed": self.sampler.seed, "epoch": self.sampler.epoch, "view": view}
+        crops = random_crops(sizes, indices, augment=self.augment, **draw)
+        images = crop_and_resize(pixels, sizes, crops, self.image_size)
+        if self.augment.policy is None:
+            return images
+        policy, seeds = get_policy(self.augment.policy), policy_seeds(indices, **draw)
+        distorted = [
+            to_tensor(policy(to_image(image), seed)) for image, seed in zip(images.cpu(), seeds, strict=True)
+        ]
+        return torch.stack(distorted).to(images.device)
 
     def _decodable(self, indices: np.ndarray) -> np.ndarray:
         bad = np.isin(indices, list(self.images.errors))

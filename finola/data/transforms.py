@@ -1,6 +1,6 @@
-"""Random crops that depend on (seed, epoch, index) alone.
+"""Random crops that depend on (seed, epoch, index, view) alone.
 
-Every random number of the data pipeline is a hash of these three, so a sample's augmentation and an epoch's
+Every random number of the data pipeline is a hash of these four, so a sample's augmentation and an epoch's
 order are the same whatever the number of workers or processes, after a resume, and on every platform.
 """
 
@@ -12,28 +12,43 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
+from finola.data.policies import get_policy
 from finola.errors import RecipeError
 
 ATTEMPTS = 10  # crops tried before the largest centre crop is taken
+DRAWS = 2 * ATTEMPTS + 3  # random numbers of a crop: areas, ratios, place and flip
+VIEW_DRAWS = DRAWS + 1  # of a view: its crop's, then the seed of its policy
 RATIO = (3 / 4, 4 / 3)  # width over height of a crop
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Augment:
-    """RandomResizedCrop with a flip: share of the area kept, and whether half of the crops are mirrored.
+    """RandomResizedCrop with a flip, and what follows it.
+
+    Attributes:
+        scale: share of the area kept.
+        hflip: mirror half of the crops.
+        policy: name of a `finola.data.policies.Policy` for the crops, or None.
+        views: crops of each image, each drawn by itself.
 
     Raises:
-        RecipeError: a share outside 0 < low <= high <= 1.
+        RecipeError: a share outside 0 < low <= high <= 1, no view, or an unknown policy.
     """
 
     scale: tuple[float, float] = (0.2, 1.0)
     hflip: bool = True
+    policy: str | None = None
+    views: int = 1
 
     def __post_init__(self):
         low, high = self.scale
         if not 0 < low <= high <= 1:
             raise RecipeError(f"crop_scale: got ({low}, {high}), expected 0 < low <= high <= 1")
+        if self.views < 1:
+            raise RecipeError(f"views: got {self.views}, expected at least 1")
+        if self.policy is not None:
+            get_policy(self.policy)
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,9 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(_hash(seed, epoch, np.arange(length)), kind="stable")
 
 
-def random_crops(sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: int, augment: Augment) -> Crops:
+def random_crops(
+    sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: int, augment: Augment, view: int = 0
+) -> Crops:
     """Draw a crop for each image: area uniform in `augment.scale`, log aspect ratio uniform in RATIO,
     position uniform. Boxes are not rounded to pixels, so an image stored smaller gets the same crop of the
     scene.
@@ -57,9 +74,10 @@ def random_crops(sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: in
     Args:
         sizes: (n, 2) heights and widths.
         indices: (n,) the images' places in the data set.
+        view: which of an image's crops.
     """
     height, width = np.asarray(sizes, dtype=np.float64).T  # (n,) each
-    draws = uniforms(seed, epoch, indices, 2 * ATTEMPTS + 3)  # (n, 23)
+    draws = uniforms(seed, epoch, indices, DRAWS, skip=view * VIEW_DRAWS)  # (n, 23)
 
     low, high = augment.scale
     area = (height * width)[:, None] * (low + (high - low) * draws[:, :ATTEMPTS])  # (n, 10)
@@ -81,16 +99,24 @@ def random_crops(sizes: np.ndarray, indices: np.ndarray, *, seed: int, epoch: in
     return Crops(boxes, (flip < 0.5) & augment.hflip)
 
 
+def policy_seeds(indices: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> list[int]:
+    """The seed below 2^32 of each image's policy."""
+    draws = uniforms(seed, epoch, indices, 1, skip=view * VIEW_DRAWS + DRAWS)[:, 0]
+    return (draws * 2.0**32).astype(np.int64).tolist()
+
+
 def apply_crop(image: Image.Image, box: np.ndarray, flip: bool, size: int) -> Image.Image:
     """Crop and resize to `size` x `size` (antialiased bicubic), then mirror if `flip`."""
     image = image.resize((size, size), Image.Resampling.BICUBIC, box=tuple(box.tolist()))
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
 
 
-def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int) -> np.ndarray:
-    """`count` numbers in [0, 1) for each index, (n, count) float64: a function of (seed, epoch, index)."""
+def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int, skip: int = 0) -> np.ndarray:
+    """`count` numbers in [0, 1) for each index, (n, count) float64: a function of (seed, epoch, index).
+
+    `skip` leaves out the first numbers."""
     keys = _hash(seed, epoch, np.asarray(indices))[:, None]  # (n, 1)
-    bits = _mix(keys + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64))  # (n, count)
+    bits = _mix(keys + _GOLDEN * np.arange(skip + 1, skip + count + 1, dtype=np.uint64))  # (n, count)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -44,10 +44,7 @@ def test_every_parameter_gets_a_gradient(encoder, head):
     logits = model(torch.rand(4, 3, 32, 32))
     assert logits.shape == (4, 5)
     torch.nn.functional.cross_entropy(logits, torch.arange(4)).backward()
-    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # at 32 px the maps are so small that some paths of the untrained encoder are dead; a head has none
-    assert not [name for name in without if name.startswith("head.")]
-    assert len(without) < 0.1 * len(list(model.parameters()))
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)

@@ -231,8 +231,8 @@ class Moco(nn.Module):
     The features are the classifier's: for Mobile-Former [mean of the map ; token 0]. Before each training step call
     `update_momentum_encoder`. The slow copies and the queue are part of the state_dict, so that a run resumes exactly.
 
-    On many devices the keys of all of them enter the queue, and training converts BatchNorm to the synchronised one;
-    MoCo's shuffling of images between devices, which hides each device's own statistics, is therefore not needed.
+    On many devices the keys of all of them enter the queue, and images are not shuffled between devices: MoCo does that
+    because each device's BatchNorm would mark its own images, but here training synchronises BatchNorm.
     """
 
     def __init__(self, config: MocoConfig):

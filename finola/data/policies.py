@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -72,7 +72,17 @@ def seeded(seed: int) -> Iterator[None]:
 def _rand_augment(name: str) -> Callable[[Image.Image], Image.Image]:
     from timm.data.auto_augment import rand_augment_transform  # here, because importing timm takes a second
 
-    return rand_augment_transform(name, {"img_mean": FILL})
+    transform = rand_augment_transform(name, {"img_mean": FILL})
+    for operation in transform.ops:
+        if operation.name.startswith("Posterize"):
+            operation.level_fn = partial(_keep_a_bit, operation.level_fn)
+    return transform
+
+
+def _keep_a_bit(bits_of: Callable[..., tuple[int]], magnitude: float, hparams: dict) -> tuple[int]:
+    """timm asks to keep 0 bits at the strongest posterising, which Pillow refuses; 1 is the least."""
+    (bits,) = bits_of(magnitude, hparams)
+    return (max(1, bits),)
 
 
 def _moco() -> Callable[[Image.Image], Image.Image]:

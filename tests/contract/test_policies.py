@@ -98,6 +98,13 @@ def test_other_rand_augment_strings_are_accepted(name):
     assert Policy(name)(picture(0), 1).size == picture(0).size
 
 
+@pytest.mark.parametrize("magnitude", ["m1", "m10", "m10-inc1", "m14-mmax14-inc1"])
+def test_the_weakest_and_strongest_magnitudes_run(magnitude):
+    policy = Policy(f"rand-{magnitude}-n4-p1")
+    for seed in range(40):  # each operation is drawn by some seed with all but certainty
+        assert policy(picture(0), seed).mode == "RGB"
+
+
 def test_no_view_is_refused():
     with pytest.raises(RecipeError, match="views: got 0, expected at least 1"):
         Augment(views=0)

@@ -77,7 +77,7 @@ def random_corner(grid: Pair, block: Pair) -> Pair:
 
 
 def block_mask(grid: Pair, block: Pair, corner: Pair, device: torch.device | str | None = None) -> Tensor:
-    """(h, w) bool, True = masked."""
+    """(h, w) bool, True = masked. Raises FinolaError where the block does not lie inside the grid."""
     _check_corner(grid, block, corner)
     (y, x), (height, width) = corner, block
     mask = torch.ones(grid, dtype=torch.bool, device=device)
@@ -86,14 +86,14 @@ def block_mask(grid: Pair, block: Pair, corner: Pair, device: torch.device | str
 
 
 def axis_runs(block: int, start: int, scheme: str = "outward") -> list[Run]:
-    """The one or two runs of an axis of 2 * block positions whose visible ones are [start, start + block)."""
+    """The one or two runs, in order, of an axis of 2 * block positions whose visible ones start at `start`."""
     if scheme not in SCHEMES:
         raise FinolaError(f"scheme: got {scheme!r}, expected one of {', '.join(SCHEMES)}")
     if scheme == "outward":
-        back, forth = Run(range(start, 2 * start), -start), Run(range(2 * start, start + block), block - start)
+        first, second = Run(range(start, 2 * start), -start), Run(range(2 * start, start + block), block - start)
     else:
-        back, forth = Run(range(block, start + block), -block), Run(range(start, block), block)
-    return [run for run in (back, forth) if run.positions]
+        first, second = Run(range(start, block), block), Run(range(block, start + block), -block)
+    return [run for run in (first, second) if run.positions]
 
 
 def block_assignment(grid: Pair = (16, 16), block: Pair = (8, 8), corner: Pair = (0, 0),

@@ -29,7 +29,7 @@ from finola.model import ENCODER_STRIDE, IMAGENET_MEAN, IMAGENET_STD
 from finola.pooling import AttentionPool
 
 VARIANTS = ("block", "element")
-ELEMENT_DIM = 512  # C of the element variant (paper, Table "Comparing FINOLA with Masked FINOLA" in the appendix)
+ELEMENT_DIM = 512  # C of the element variant (paper, appendix, table "Comparison between FINOLA and Masked FINOLA")
 GRAY = 0.5
 PATCH_EPS = 1e-6  # added to a patch's variance under norm_pix_loss
 

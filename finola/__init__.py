@@ -7,6 +7,10 @@ _HOMES = {
     "Finola": "finola.autoregression",
     "FinolaAutoencoder": "finola.model",
     "AutoencoderConfig": "finola.model",
+    "MaskedFinola": "finola.masked",
+    "MaskedConfig": "finola.masked",
+    "Classifier": "finola.classifier",
+    "ClassifierConfig": "finola.classifier",
     "create_model": "finola.registry",
     "list_models": "finola.registry",
     "load_weights": "finola.weights",
@@ -14,6 +18,8 @@ _HOMES = {
     "psnr": "finola.metrics",
     "reconstruct": "finola.photographs",
     "Reconstruction": "finola.photographs",
+    "predict": "finola.classify",
+    "Prediction": "finola.classify",
     "FinolaError": "finola.errors",
     "DataError": "finola.errors",
     "RecipeError": "finola.errors",
@@ -26,7 +32,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str):
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("encoder", "decoder", "kernels", "data"):
+    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads"):
         return import_module(f"finola.{name}")
     raise AttributeError(f"module 'finola' has no attribute {name!r}")
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ MOST_FAULTS = 10  # bad images named in an error
 PANEL_IMAGES = 8
 
 Code = Callable[[Tensor], Tensor]  # images (B, 3, S, S) -> their reconstructions
+T = TypeVar("T")
 
 
 @dataclass
@@ -93,7 +95,7 @@ def evaluate(
             kept = [i for i, index in enumerate(batch["index"].tolist()) if index in chosen]
             examples.originals += x[kept].cpu()
             for name, code in codes.items():
-                x_hat, seconds = _timed(code, x)
+                x_hat, seconds = timed(code, x)
                 quality = scores[name].add(x_hat, x, seconds)
                 examples.rows.setdefault(name, []).extend(x_hat[kept].cpu())
                 examples.psnr.setdefault(name, []).extend(quality[kept].tolist())
@@ -166,18 +168,18 @@ class Subset:
         return self.dataset.name(int(self.indices[index]))
 
 
+def timed(function: Callable[[Tensor], T], x: Tensor) -> tuple[T, float]:
+    """What a function makes of images, and the seconds it took."""
+    start = time.perf_counter()
+    result = function(x)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return result, time.perf_counter() - start
+
+
 def spread(length: int, count: int) -> np.ndarray:
     """`count` of the numbers 0 ... length - 1, evenly spread; all of them if there are no more."""
     return np.arange(min(count, length)) * length // min(count, length)
-
-
-def _timed(code: Code, x: Tensor) -> tuple[Tensor, float]:
-    """The code's output and the seconds it took."""
-    start = time.perf_counter()
-    x_hat = code(x)
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    return x_hat, time.perf_counter() - start
 
 
 def _list_faults(dataset, first: DataError) -> str:

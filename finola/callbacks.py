@@ -168,7 +168,7 @@ class Speed(Callback):
         now = time.monotonic()
         if self._last is not None:
             self._busy += now - self._last
-            self._images += len(batch["image"]) * trainer.world_size
+            self._images += len(batch["index"]) * trainer.world_size
         self._last = now
 
 
@@ -178,6 +178,7 @@ class EpochLines(Callback):
     @rank_zero_only
     def on_train_epoch_end(self, trainer, task):
         metrics = trainer.callback_metrics
-        scores = [f"{name} {metrics[name]:.2f} dB" for name in ("train/psnr", "val/psnr") if name in metrics]
+        wanted = ["train/loss", *(f"{split}/{score}" for score in task.scores for split in ("train", "val")), "val/knn"]
+        scores = [f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  "
               f"{'  '.join(scores)}", flush=True)

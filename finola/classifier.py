@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import timm
-import torch
 from timm.models import group_parameters, is_model_in_modules
 from torch import Tensor, nn
 
@@ -14,7 +13,7 @@ from finola.encoder import CONFIGS
 from finola.errors import FinolaError
 from finola.features import map_and_tokens, token_width
 from finola.heads import HEADS, create_head
-from finola.model import ENCODER_STRIDE, IMAGENET_MEAN, IMAGENET_STD
+from finola.model import ENCODER_STRIDE, ImageModel
 
 ENCODER_MODULES = ("encoder", "vision_transformer", "deit")  # where timm knows our encoders and its plain ViTs from
 
@@ -62,45 +61,23 @@ class ClassifierConfig:
         return asdict(self)
 
 
-class Classifier(nn.Module):
+class Classifier(ImageModel):
     """Image -> encoder -> head -> logits."""
 
     def __init__(self, config: ClassifierConfig):
-        super().__init__()
-        self.config = config
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+        super().__init__(config)
         self.encoder = _create_encoder(config)
         self.head = create_head(config.head, self.encoder.num_features, token_width(self.encoder),
                                 config.num_classes, config.head_width, config.dropout)
-        self.encoder_frozen = False
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
-        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def features(self, x: Tensor) -> tuple[Tensor, ...]:
         """x (B, 3, S, S) in [0, 1] -> the tensors that `head.classify` takes."""
-        size = self.config.image_size
-        if x.ndim != 4 or x.shape[1:] != (3, size, size):
-            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
-                              "resize and crop the images")
+        self.check_image(x)
         return self.head.reduce(*map_and_tokens(self.encoder, self.normalise(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) in [0, 1] -> logits (B, num_classes)."""
         return self.head.classify(*self.features(x))
-
-    def freeze_encoder(self) -> None:
-        """No gradients for the encoder, and its BatchNorm statistics stay as they are, in training mode too."""
-        self.encoder_frozen = True
-        self.encoder.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> Classifier:
-        super().train(mode)
-        if self.encoder_frozen:
-            self.encoder.eval()
-        return self
 
     def reset_classifier(self, num_classes: int, classes: tuple[str, ...] = ()) -> None:
         """Replace the last linear layer by a fresh one of `num_classes` outputs, named `classes` if given."""

@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from finola.errors import FinolaError
 
-COMMANDS = ("demo", "info", "reconstruct", "pack", "train", "eval", "bench", "doctor")
+COMMANDS = (
+    "demo", "info", "reconstruct", "pack", "train", "probe", "finetune", "predict", "eval", "bench", "doctor",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -7,7 +7,7 @@ A run's folder:
     recipe.yaml            what was run
     last.ckpt              the newest checkpoint
     csv/, tensorboard/     logs; each resume starts a new csv version
-    panels/                originals over reconstructions, one picture for each validation
+    panels/                one picture for each validation: reconstructions, predictions, or the confusion of classes
     weights.safetensors, result.json, curve.png, panel.png    written when the run ends
 """
 
@@ -20,33 +20,43 @@ import shutil
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
-from finola.data import ResidentImages, ResidentLoader, build_loader, open_data
-from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.data import check_same_classes, open_data
+from finola.datamodule import Images
 from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write
-from finola.model import FinolaAutoencoder
 from finola.provenance import device_name, environment
 from finola.recipe import Recipe, differences
+from finola.registry import build_model
 from finola.start import start_from_images
-from finola.tasks.reconstruction import NonFiniteLoss, Reconstruction
-from finola.weights import load_state, load_weights, save_weights
+from finola.tasks.base import NonFiniteLoss, Task
+from finola.tasks.classification import Classification
+from finola.tasks.pretraining import Contrast, MaskedPrediction
+from finola.tasks.reconstruction import Reconstruction
+from finola.transfer import transfer
+from finola.weights import save_weights
+
+TASKS = {
+    "autoencoder": Reconstruction, "classifier": Classification, "masked": MaskedPrediction,
+    "mae": MaskedPrediction, "simmim": MaskedPrediction, "moco": Contrast,
+}
 
 # what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
 FREE_KEYS = {
-    "paper.table", "paper.row", "paper.psnr", "data.num_workers", "trainer.accelerator", "trainer.devices",
-    "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps", "trainer.checkpoint_minutes",
-    "trainer.val_every", "trainer.panel_every", "trainer.max_time",
+    "paper.table", "paper.row", "paper.psnr", "paper.top1", "data.num_workers", "trainer.accelerator",
+    "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
+    "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
 }
 
 HARMLESS_WARNINGS = (
@@ -58,6 +68,7 @@ HARMLESS_WARNINGS = (
 def fit(
     recipe: Recipe, data: list[str], val: list[str] | None, out: str | Path, *,
     resume: bool = False, allow_changes: bool = False, init_from: str | Path | None = None,
+    num_classes: int | None = None, new_head: bool = False,
 ) -> dict:
     """Train, or go on training, and write the run's folder.
 
@@ -66,7 +77,9 @@ def fit(
         out: the run's folder; must be empty or absent unless `resume`.
         resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
         allow_changes: resume although the recipe, the number of processes or the data are others than before.
-        init_from: a weights file to start from.
+        init_from: a weights file to start from (see `finola.transfer`).
+        num_classes: the classes of `data`, said in full knowledge: a classifier for others gets a new last layer.
+        new_head: take the encoder alone of a classifier in `init_from`.
 
     Returns:
         The content of result.json.
@@ -79,8 +92,11 @@ def fit(
     started, out = time.monotonic(), Path(out)
     torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
     _check_folder(out, resume)
-    images = Images(recipe, open_data(data), open_data(val) if val else None)
-    task = _task(recipe, images, out, init_from)
+    images = Images(recipe, open_data(data), open_data(val) if val else None, out)
+    config = _model_config(recipe, images, num_classes)
+    task = _task(recipe, config, images, out)
+    if init_from and not (resume and (out / "last.ckpt").exists()):
+        transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
     speed, checkpoints = Speed(), Checkpoints(out / "last.ckpt", recipe, len(images.train), deadline)
     trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
@@ -116,17 +132,39 @@ def fit(
     return result
 
 
-def _task(recipe: Recipe, images: Images, out: Path, init_from: str | Path | None) -> Reconstruction:
+def _model_config(recipe: Recipe, images: Images, num_classes: int | None):
+    """The recipe's, with the classes of the data for a classifier."""
+    config = recipe.model_config()
+    if config.kind != "classifier":
+        return config
+    classes, source = tuple(images.train.classes), images.train.source
+    wanted = num_classes or recipe.model.overrides.get("num_classes", len(classes))
+    if wanted != len(classes):
+        raise DataError(f"{source}: holds {len(classes)} classes, expected {wanted}; correct --num-classes or"
+                        " model.num_classes, or choose other data")
+    for dataset in filter(None, (images.train, images.val)):
+        if unlabelled := int((dataset.labels < 0).sum()):
+            raise DataError(f"{dataset.source}: {unlabelled} of {len(dataset)} images have no class; sort them into"
+                            " one folder for each class")
+    if images.val is not None:
+        check_same_classes(images.train, images.val)
+    return replace(config, num_classes=len(classes), classes=classes)
+
+
+def _task(recipe: Recipe, config, images: Images, out: Path) -> Task:
     torch.manual_seed(recipe.seed)
-    model = FinolaAutoencoder(recipe.model_config())
-    if init_from:
-        load_state(model, load_weights(init_from).state_dict(), init_from)
+    images.model = build_model(config)
     if recipe.trainer.compile:
-        model.compile()  # in place: the names of the weights stay
-    return Reconstruction(
-        model, recipe.optim, images.total_steps, seed=recipe.seed, panel_folder=out / "panels",
+        images.model.compile()  # in place: the names of the weights stay
+    task = TASKS[config.kind](
+        images.model, recipe.optim, images.total_steps, seed=recipe.seed, panel_folder=out / "panels",
         panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
     )
+    every = recipe.trainer.knn_every
+    if every is not None and images.val is not None:
+        due = lambda: (len(task.history) + 1) % every == 0  # noqa: E731
+        task.neighbours = lambda: images.neighbours_accuracy(task.model) if due() else None
+    return task
 
 
 def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
@@ -152,7 +190,7 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
     )
 
 
-def _run(trainer: Trainer, task: Reconstruction, images: Images, checkpoint_path: Path | None) -> None:
+def _run(trainer: Trainer, task: Task, images: Images, checkpoint_path: Path | None) -> None:
     try:
         trainer.fit(task, datamodule=images, ckpt_path=checkpoint_path, weights_only=True)
     except SystemExit as error:
@@ -161,68 +199,11 @@ def _run(trainer: Trainer, task: Reconstruction, images: Images, checkpoint_path
         raise
 
 
-def _restore_finished(task: Reconstruction, speed: Speed, checkpoint: dict) -> None:
+def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
     """For a run that was killed between its last step and its results."""
     task.load_state_dict(checkpoint["state_dict"])  # the averaged weights, where weights are averaged
     task.on_load_checkpoint(checkpoint)
     speed.load_state_dict(checkpoint["callbacks"][speed.state_key])
-
-
-# data ---------------------------------------------------------------------------------------------
-
-
-class Images(LightningDataModule):
-    """Loaders of the training and validation images for the process that asks.
-
-    Attributes:
-        first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
-    """
-
-    def __init__(self, recipe: Recipe, train, val):
-        super().__init__()
-        self.recipe, self.train, self.val = recipe, train, val
-        self.first_epoch = 0
-        if self.total_steps == 0:
-            raise DataError(f"{train.source}: {len(train)} images do not fill one batch of"
-                            f" {recipe.optim.batch_size}; lower optim.batch_size")
-
-    @property
-    def total_steps(self) -> int:
-        """Optimiser steps of the whole run; the last images of an epoch that fill no batch are left out."""
-        accumulate = self.recipe.trainer.accumulate
-        batches = len(self.train) // (self.recipe.optim.batch_size // accumulate)
-        return self.recipe.optim.epochs * math.ceil(batches / accumulate)
-
-    def some(self, count: int) -> torch.Tensor:
-        """(count, 3, S, S): centre squares of training images, spread evenly over the set."""
-        size, count = self.recipe.data.image_size, min(count, len(self.train))
-        pictures = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
-        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
-
-    def train_dataloader(self):
-        section = self.recipe.data
-        loader = self._loader(
-            self.train, train=True, seed=self.recipe.seed, crop_scale=section.crop_scale, hflip=section.hflip
-        )
-        loader.set_epoch(self.first_epoch)
-        return loader
-
-    def val_dataloader(self):
-        return self._loader(self.val, train=False)
-
-    def _loader(self, dataset, *, train: bool, **options):
-        section, trainer = self.recipe.data, self.trainer
-        processes = trainer.world_size * self.recipe.trainer.accumulate
-        options |= {
-            "batch_size": self.recipe.optim.batch_size // processes, "image_size": section.image_size,
-            "train": train, "rank": trainer.global_rank, "world_size": trainer.world_size,
-        }
-        if not section.resident:
-            return build_loader(dataset, num_workers=section.num_workers, **options)
-        size = (section.resident_size or section.image_size) if train else section.image_size
-        resident = ResidentImages(dataset, size, trainer.strategy.root_device, skip_bad=train, draft=train,
-                                  progress=sys.stderr.isatty())
-        return ResidentLoader(resident, **options)
 
 
 # checks -------------------------------------------------------------------------------------------
@@ -257,7 +238,9 @@ def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
 
 @rank_zero_only
 def _announce_end(result: dict, out: Path) -> None:
-    score = "" if result["val_psnr"] is None else f", validation PSNR {result['val_psnr']:.2f} dB"
+    scores = [f"{name.removeprefix('val_')} {value:.2f}" for name, value in result.items()
+              if name.startswith("val_") and value is not None]
+    score = f", validation: {', '.join(scores)}" if scores else ""
     state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
@@ -293,8 +276,7 @@ def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
     result = {
         "recipe": recipe.name, **outcome,
         "total_steps": images.total_steps,
-        "val_psnr": task.history[-1]["val_psnr"] if task.history else None,
-        "val_ssim": task.history[-1]["val_ssim"] if task.history else None,
+        **_last_scores(task),
         "seconds": round(speed.seconds, 1), "images_per_second": speed.images_per_second,
         **surroundings, "hardware": f"{trainer.world_size} x {surroundings['hardware']}",
         "images": {"train": len(images.train), "val": len(images.val) if images.val else 0},
@@ -305,31 +287,40 @@ def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
     return result
 
 
-def _write_files(recipe: Recipe, task: Reconstruction, out: Path, result: dict) -> None:
+def _last_scores(task: Task) -> dict[str, float | None]:
+    """What the last validation found; None where there was none."""
+    last = task.history[-1] if task.history else {}
+    names = [f"val_{name}" for name in task.scores] or ["val_loss"]
+    return {name: last.get(name) for name in [*names, *(["val_knn"] if "val_knn" in last else [])]}
+
+
+def _write_files(recipe: Recipe, task: Task, out: Path, result: dict) -> None:
     if result["converged"]:
-        model = FinolaAutoencoder(task.model.config)
+        model = build_model(task.model.config)  # with plain batch norm
         model.load_state_dict(task.model.state_dict())
-        kept = ("recipe", "step", "total_steps", "val_psnr", "val_ssim", "hardware", "torch", "commit")
+        scores = [name for name in result if name.startswith("val_")]
+        kept = ("recipe", "step", "total_steps", *scores, "hardware", "torch", "commit")
         save_weights(model, out / "weights.safetensors", {key: json.dumps(result[key]) for key in kept})
     panels = sorted((out / "panels").glob("*.png"))
     if panels:
         with atomic_write(out / "panel.png") as path:
             shutil.copyfile(panels[-1], path)
     if task.history:
-        _draw_curve(task.history, out / "curve.png")
+        _draw_curve(task, out / "curve.png")
     with atomic_write(out / "result.json") as path:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _draw_curve(history: list[dict], path: Path) -> None:
+def _draw_curve(task: Task, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
-    steps = [point["step"] for point in history]
-    for key, label in (("train_psnr", "training crops"), ("val_psnr", "validation")):
-        axes.plot(steps, [point[key] for point in history], marker=".", label=label)
-    axes.set(xlabel="optimiser steps", ylabel="PSNR, dB")
+    score = task.scores[0] if task.scores else "loss"
+    steps = [point["step"] for point in task.history]
+    for key, label in ((f"train_{score}", "training"), (f"val_{score}", "validation")):
+        axes.plot(steps, [point[key] for point in task.history], marker=".", label=label)
+    axes.set(xlabel="optimiser steps", ylabel=f"{score}, {task.unit}" if task.unit else score)
     axes.grid(alpha=0.3)
     axes.legend()
     with atomic_write(path) as temporary:

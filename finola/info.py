@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache, partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import timm
@@ -20,9 +21,11 @@ from finola.autoregression import Finola, autoregress_lines, normalise, resolve_
 from finola.decoder import WIDTHS, ConvDecoder
 from finola.encoder import CONFIGS
 from finola.errors import FinolaError
+from finola.features import token_width
 from finola.flops import Count, count
-from finola.model import FinolaAutoencoder
-from finola.registry import CONFIGURATIONS, list_models
+from finola.heads import create_head
+from finola.model import ENCODER_STRIDE, FinolaAutoencoder
+from finola.registry import CONFIGURATIONS, build_model, list_models
 
 IMAGE_SIZE, EMBED_DIM = 256, 3072  # what the table's decoders are counted for
 DETECTION_SIZE = (800, 1333)  # what the paper counts the multiply-adds of its encoders for
@@ -41,6 +44,13 @@ PAPER = {
     # Table "Comparison with masked encoding methods"
     "mobileformer_w1440+lin": (14_000_000, None),
     "mobileformer_w2880+lin": (28_000_000, None),
+    "vit_tiny_patch16_224+lin": (6_000_000, None),
+    "vit_small_patch16_224+lin": (22_000_000, None),
+    "vit_base_patch16_224+lin": (86_000_000, None),
+    # Table "Comparison with previous self-supervised methods" on fine-tuning
+    "mobileformer_w720+tran4": (7_000_000, 700_000_000),
+    "mobileformer_w1440+tran4": (20_000_000, 2_600_000_000),
+    "mobileformer_w2880+tran4": (57_000_000, 9_900_000_000),
     # Table "Decoder specifications"
     "decoder_s32": (25_300_000, None),
     "decoder_s16": (18_500_000, None),
@@ -77,6 +87,12 @@ def row(name: str) -> Row:
     return _row(name, measure(), paper)
 
 
+def countable_models() -> list[str]:
+    """The registered models; without lightly, those that need none of its parts."""
+    names = list_models()
+    return names if find_spec("lightly") else [n for n in names if CONFIGURATIONS[n].kind not in ("mae", "simmim", "moco")]
+
+
 def all_rows() -> list[Row]:
     return [row(name) for name in _measurements()]
 
@@ -106,12 +122,11 @@ def _row(name: str, measured: Measured, paper: tuple[int | None, int | None] = (
 @cache
 def _measurements() -> dict[str, Callable[[], Measured]]:
     """What there is to count: name -> a function that gives the input's shape and the counts."""
-    encoders, heads = {}, {}
+    encoders = {}
     for name, config in CONFIGS.items():
         published_macs = PAPER[name][1] is not None
         size = DETECTION_SIZE if published_macs else (IMAGE_SIZE, IMAGE_SIZE)
         encoders[name] = partial(_measure_encoder, name, size)
-        heads[f"{name}+lin"] = partial(_measure_encoder, name, (224, 224), num_classes=1000)
         width = int(name.rpartition("w")[2])
         if width != config.out_channels:  # the name's other reading
             encoders[f"{name} (out_channels={width})"] = partial(
@@ -120,8 +135,10 @@ def _measurements() -> dict[str, Callable[[], Measured]]:
     for scale in sorted(WIDTHS):
         decoders[f"decoder_s{scale}"] = partial(_measure_decoder, scale, None)
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
-    models = {name: partial(_measure_model, name) for name in list_models()}
-    return encoders | heads | decoders | models
+    kinds = {"classifier": _measure_classifier, "autoencoder": _measure_autoencoder, "masked": _measure_masked}
+    measures = {name: kinds.get(CONFIGURATIONS[name].kind, _measure_baseline) for name in countable_models()}
+    models = {name: partial(measure, name) for name, measure in measures.items()}
+    return encoders | decoders | models
 
 
 def _measure_encoder(name: str, size: tuple[int, int], **options) -> Measured:
@@ -129,9 +146,10 @@ def _measure_encoder(name: str, size: tuple[int, int], **options) -> Measured:
 
 
 @cache
-def _encoder(name: str, size: tuple[int, int], num_classes: int = 0, **options) -> Count:
+def _encoder(name: str, size: tuple[int, int], **options) -> Count:
     with torch.device("meta"):
-        encoder = timm.create_model(name, num_classes=num_classes, strict_img_size=False, **options)
+        options |= {"strict_img_size": False} if name in CONFIGS else {"img_size": size}
+        encoder = timm.create_model(name, num_classes=0, **options)
         return count(encoder, torch.empty(1, 3, *size))
 
 
@@ -141,13 +159,73 @@ def _measure_decoder(scale: int, reduce: str | None) -> Measured:
         return shape, count(ConvDecoder(EMBED_DIM, scale, reduce), torch.empty(1, *shape))
 
 
-def _measure_model(name: str) -> Measured:
+def _measure_classifier(name: str) -> Measured:
+    config = CONFIGURATIONS[name]
+    size = (config.image_size, config.image_size)
+    encoder, channels, token_dim = _encoder(config.encoder, size), *_feature_widths(config.encoder)
+    with torch.device("meta"):
+        features = torch.empty(1, channels, *(side // ENCODER_STRIDE for side in size)), torch.empty(1, token_dim)
+        head = create_head(config.head, channels, token_dim, config.num_classes, config.head_width)
+        params, macs = count(head, *features)
+    return (3, *size), Count(encoder.params + params, encoder.macs + macs)
+
+
+@cache
+def _feature_widths(encoder: str) -> tuple[int, int]:
+    """Channels of an encoder's map and of its token."""
+    with torch.device("meta"):
+        model = timm.create_model(encoder, num_classes=0)
+    return model.num_features, token_width(model)
+
+
+def _measure_masked(name: str) -> Measured:
+    """The mean over all places of the visible block. What a place costs is a sum of two equal functions of its row and
+    its column, so the mean over the diagonal is that over all."""
+    config = CONFIGURATIONS[name]
+    block, grid = config.block_size, config.grid_size
+    encoder = _encoder(config.encoder, (ENCODER_STRIDE * block, ENCODER_STRIDE * block))
+    with torch.device("meta"):
+        model = build_model(config)
+        features = torch.empty(1, model.encoder.num_features, block, block)
+        z = torch.empty(1, grid, grid, model.autoregression.dim)
+        places = range(grid - block + 1)
+        grown = sum(count(_Growth(model, (place, place)), features).macs for place in places) // len(places)
+        decoder = count(model.decoder, z).macs
+    params = sum(p.numel() for p in model.parameters())
+    return (3, config.image_size, config.image_size), Count(params, encoder.macs + grown + decoder)
+
+
+def _measure_baseline(name: str) -> Measured:
+    """MAE and SimMIM: one image; MoCo: two views of one."""
+    config = CONFIGURATIONS[name]
+    shape = (3, config.image_size, config.image_size)
+    views = (2, *shape) if config.kind == "moco" else shape
+    return views, _forward(name, (1, *views))
+
+
+def _forward(name: str, shape: tuple[int, ...]) -> Count:
+    with torch.device("meta"):
+        return count(build_model(CONFIGURATIONS[name]), torch.empty(shape))
+
+
+def _measure_autoencoder(name: str) -> Measured:
     size, parts = CONFIGURATIONS[name].image_size, model_parts(name)
     return (3, size, size), Count(sum(part.params for part in parts), sum(part.macs for part in parts))
 
 
 def _countable(autoregression: nn.Module) -> nn.Module:
     return _LineByLine(autoregression) if isinstance(autoregression, Finola) else autoregression
+
+
+class _Growth(nn.Module):
+    """The part of a masked FINOLA between encoder and decoder, for one place of the visible block."""
+
+    def __init__(self, model: nn.Module, corner: tuple[int, int]):
+        super().__init__()
+        self.model, self.corner = model, corner
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.model.grow(features, self.corner)
 
 
 class _LineByLine(nn.Module):

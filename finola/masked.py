@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from finola.autoregression import Finola, _state_dtype, advance
 from finola.errors import FinolaError
 from finola.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
-from finola.model import ENCODER_STRIDE, IMAGENET_MEAN, IMAGENET_STD
+from finola.model import ENCODER_STRIDE, ImageModel, check_encoder_name
 from finola.pooling import AttentionPool
 
 VARIANTS = ("block", "element")
@@ -34,7 +34,7 @@ GRAY = 0.5
 PATCH_EPS = 1e-6  # added to a patch's variance under norm_pix_loss
 
 
-class MaskedImageModel(nn.Module, ABC):
+class MaskedImageModel(ImageModel, ABC):
     """A model that predicts the masked patches of an image: what is the same for masked FINOLA, MAE and SimMIM.
 
     Its configuration may have a field `norm_pix_loss`: whether the targets are patches normalised to zero mean
@@ -44,19 +44,12 @@ class MaskedImageModel(nn.Module, ABC):
     patch = 16  # pixels
 
     def __init__(self, config):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.norm_pix_loss = getattr(config, "norm_pix_loss", False)
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
 
     @abstractmethod
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, 3, S, S) -> predicted patches (B, h, w, 3 p p), mask (B, h, w)."""
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
-        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean squared error over the masked patches alone."""
@@ -122,10 +115,7 @@ class MaskedConfig:
     gain: float = 0.1
 
     def __post_init__(self):
-        # asked first, because timm would fetch an encoder named "hf-hub:..." over the network
-        if not isinstance(self.encoder, str) or not timm.is_model(self.encoder):
-            raise FinolaError(f"encoder: unknown timm model {self.encoder!r}; finola's own: "
-                              f"{', '.join(timm.list_models('mobileformer*'))}")
+        check_encoder_name(self.encoder)
         if self.variant not in VARIANTS:
             raise FinolaError(f"variant: got {self.variant!r}, expected one of {', '.join(VARIANTS)}")
         if self.scheme not in SCHEMES:
@@ -180,10 +170,10 @@ class MaskedFinola(MaskedImageModel):
         if config.variant == "element":
             dim = config.embed_dim or ELEMENT_DIM
             self.pool = AttentionPool(width, dim, self.block, config.pool_heads)
-            self.decoder = _glorot(nn.Linear(dim, 3 * self.patch**2))
+            self.decoder = glorot(nn.Linear(dim, 3 * self.patch**2))
         else:
             dim = config.embed_dim or width
-            self.reduce = nn.Identity() if config.embed_dim is None else _glorot(nn.Linear(width, dim))
+            self.reduce = nn.Identity() if config.embed_dim is None else glorot(nn.Linear(width, dim))
             self.decoder = TransformerDecoder(dim, config.decoder_dim, config.decoder_depth, config.decoder_heads,
                                               3 * self.patch**2)
         self.autoregression = Finola(dim, self.grid, gain=config.gain)
@@ -201,9 +191,7 @@ class MaskedFinola(MaskedImageModel):
 
     def encode_block(self, x: Tensor, corner: Pair) -> Tensor:
         """x (B, 3, S, S) -> the encoder's map (B, W, k, k) of the block cut out at `corner`."""
-        size = self.config.image_size
-        if x.ndim != 4 or x.shape[1:] != (3, size, size):
-            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size})")
+        self.check_image(x)
         rows, columns = (slice(start * self.patch, (start + side) * self.patch)
                          for start, side in zip(corner, self.block, strict=True))
         return self.encoder.forward_features(self.normalise(x[:, :, rows, columns]))
@@ -252,7 +240,7 @@ class TransformerDecoder(nn.Module):
         self.blocks = nn.Sequential(*(Block(dim, num_heads, mlp_ratio=4, qkv_bias=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.predict = nn.Linear(dim, out_channels)
-        self.apply(_glorot)
+        self.apply(glorot)
 
     def forward(self, z: Tensor) -> Tensor:
         """z (B, h, w, C) -> (B, h, w, out_channels)."""
@@ -285,7 +273,7 @@ class _Axis(NamedTuple):
         return z.split([len(run.positions) for run in self.runs], self.dim)
 
 
-def _glorot(module: nn.Module) -> nn.Module:
+def glorot(module: nn.Module) -> nn.Module:
     """A linear layer with uniform Glorot weights and no bias; other modules as they are."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)

@@ -7,6 +7,7 @@ R = `map_size`; the output is on the scale of x, unclamped. The ImageNet normali
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 import timm
 import torch
@@ -22,6 +23,14 @@ from finola.start import start_as_shifts
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ENCODER_STRIDE = 16
 AUTOREGRESSIONS = ("norm_linear", "linear", "repeat", "repeat_pos")
+
+
+def check_encoder_name(name: str) -> None:
+    """Raises FinolaError unless timm knows the model; asked first, since timm would fetch one named "hf-hub:..." over
+    the network."""
+    if not isinstance(name, str) or not timm.is_model(name):
+        raise FinolaError(f"encoder: unknown timm model {name!r}; finola's own: "
+                          f"{', '.join(timm.list_models('mobileformer*'))}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class AutoencoderConfig:
         gain: scale of the random initial matrices.
     """
 
+    kind: ClassVar[str] = "autoencoder"
+
     encoder: str = "mobileformer_w2880"
     embed_dim: int = 3072
     image_size: int = 256
@@ -60,10 +71,7 @@ class AutoencoderConfig:
             raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
-        # asked first, because timm would fetch an encoder named "hf-hub:..." over the network
-        if not isinstance(self.encoder, str) or not timm.is_model(self.encoder):
-            raise FinolaError(f"encoder: unknown timm model {self.encoder!r}; finola's own: "
-                              f"{', '.join(timm.list_models('mobileformer*'))}")
+        check_encoder_name(self.encoder)
         if self.pool_heads is not None and (self.pool_heads < 1 or self.embed_dim % self.pool_heads):
             raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
         if self.embed_dim < 1:
@@ -78,15 +86,47 @@ class AutoencoderConfig:
         return asdict(self)
 
 
-class FinolaAutoencoder(nn.Module):
+class ImageModel(nn.Module):
+    """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
+
+    encoder: nn.Module
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.encoder_frozen = False
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+    def check_image(self, x: Tensor) -> None:
+        """Raises FinolaError unless x is (B, 3, S, S)."""
+        size = self.config.image_size
+        if x.ndim != 4 or x.shape[1:] != (3, size, size):
+            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
+                              "finola.reconstruct and finola.predict take photographs of any size")
+
+    def freeze_encoder(self) -> None:
+        """No gradients for the encoder, and its BatchNorm statistics stay as they are, in training mode too."""
+        self.encoder_frozen = True
+        self.encoder.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> ImageModel:
+        super().train(mode)
+        if self.encoder_frozen:
+            self.encoder.eval()
+        return self
+
+
+class FinolaAutoencoder(ImageModel):
     """Image -> one vector -> image (paper, section "FINOLA on Image Reconstruction", Figure 1)."""
 
     def __init__(self, config: AutoencoderConfig):
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         grid = config.image_size // ENCODER_STRIDE
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
         self.encoder = timm.create_model(config.encoder, num_classes=0)
         self.pool = AttentionPool(self.encoder.num_features, config.embed_dim, (grid, grid), config.pool_heads,
                                   start="cells" if config.start == "shifts" else "random")
@@ -98,15 +138,8 @@ class FinolaAutoencoder(nn.Module):
 
     def encode(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) in [0, 1] -> q (B, C)."""
-        size = self.config.image_size
-        if x.ndim != 4 or x.shape[1:] != (3, size, size):
-            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
-                              "finola.reconstruct takes photographs of any size")
+        self.check_image(x)
         return self.pool(self.encoder.forward_features(self.normalise(x)))
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
-        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def grow(self, q: Tensor) -> Tensor:
         """q (B, C) -> the feature map z (B, C, R, R)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
@@ -37,3 +38,33 @@ def panel(rows: Sequence[Tensor], labels: Sequence[str], captions: Sequence[Sequ
             if captions:
                 draw.text((left, top + LABEL_HEIGHT + height), captions[r][c], fill="black", font=font)
     return canvas
+
+
+def confusion(counts: Tensor, classes: Sequence[str]) -> Image.Image:
+    """How often each class is taken for each: rows are the true classes, in percent of the row.
+
+    Args:
+        counts: (n, n) images of class i predicted as class j.
+        classes: their names; left out where there are more than 50 or none.
+    """
+    from matplotlib.figure import Figure
+
+    shares = 100 * counts.double() / counts.sum(1, keepdim=True).clamp_min(1)
+    few = len(counts) <= 20
+    figure = Figure(figsize=(7, 6.2), layout="constrained", dpi=110)
+    axes = figure.subplots()
+    drawn = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=100)
+    axes.set(xlabel="predicted", ylabel="true")
+    if classes and len(classes) <= 50:
+        names = [name if len(name) <= 24 else f"{name[:22]}..." for name in classes]
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+    if few:
+        for i, row in enumerate(shares.tolist()):
+            for j, share in enumerate(row):
+                axes.text(j, i, f"{share:.0f}", ha="center", va="center", fontsize=8,
+                          color="white" if share > 50 else "black")
+    figure.colorbar(drawn, label="% of the true class")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).convert("RGB")

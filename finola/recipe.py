@@ -39,7 +39,7 @@ def _option(default, *, low=None, above=None, high=None, choices=None):
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A name of `finola.list_models()` and changes to its `AutoencoderConfig`."""
+    """A name of `finola.list_models()`, which decides the kind of model and of task, and changes to its fields."""
 
     name: str = "finola_mfw2880_c3072_r16"
     overrides: dict = field(default_factory=dict)
@@ -50,7 +50,9 @@ class DataSection:
     """Crops: a random part of the picture, between `crop_scale` of its area, resized to `image_size` pixels.
 
     `resident` decodes every image once, keeps it at `resident_size` pixels (shorter side) on the device and
-    crops there: for sets that fit in memory.
+    crops there: for sets that fit in memory. `policy` acts on the crops: one of timm's RandAugment strings
+    ("rand-m9-mstd0.5-inc1") or "moco". `augment: false` takes centre squares instead, in training too: for
+    probing, where a frozen encoder then sees each image only once.
     """
 
     image_size: int = _option(256, low=8)
@@ -58,19 +60,25 @@ class DataSection:
     resident_size: int | None = _option(None, low=8)
     crop_scale: tuple[float, float] = _option((0.2, 1.0), above=0.0, high=1.0)
     hflip: bool = True
+    policy: str | None = None
+    augment: bool = True
     num_workers: int = _option(8, low=0)
 
 
 @dataclass(frozen=True)
 class OptimSection:
-    """AdamW, linear warm-up, then cosine to zero; lr = base_lr * batch_size / 256 (Table `appendix:FINOLA`).
+    """AdamW or SGD, linear warm-up, then cosine to zero; lr = base_lr * batch_size / 256 (Table `appendix:FINOLA`).
 
     `batch_size` counts the images of one optimiser step: over all devices, nodes and accumulated parts.
     A run of fewer than two `warmup_epochs` warms up for its first half.
-    `loss` is the mean squared error of "normalised" pixels (ImageNet mean and deviation) or of "raw" ones.
-    `start_images` of the training images fit the start of a model with start "shifts" (`finola.start`).
+    `freeze_encoder` trains the rest alone; `layer_decay` lowers the learning rate from layer to layer.
+
+    Reconstruction: `loss` is the mean squared error of "normalised" pixels (ImageNet mean and deviation) or of
+    "raw" ones; `start_images` of the training images fit the start of a model with start "shifts" (`finola.start`).
+    Classification: `label_smoothing`, `mixup`, `cutmix` (their alphas) and `random_erasing` (its probability).
     """
 
+    optimizer: str = _option("adamw", choices=("adamw", "sgd"))
     base_lr: float = _option(1.5e-4, above=0.0)
     batch_size: int = _option(128, low=1)
     epochs: int = _option(100, low=1)
@@ -80,6 +88,12 @@ class OptimSection:
     clip_grad: float | None = _option(None, above=0.0)
     loss: str = _option("normalised", choices=("normalised", "raw"))
     start_images: int | None = _option(None, low=16)
+    freeze_encoder: bool = False
+    layer_decay: float | None = _option(None, above=0.0, high=1.0)
+    label_smoothing: float = _option(0.0, low=0.0, high=1.0)
+    mixup: float = _option(0.0, low=0.0)
+    cutmix: float = _option(0.0, low=0.0)
+    random_erasing: float = _option(0.0, low=0.0, high=1.0)
 
     @property
     def lr(self) -> float:
@@ -96,7 +110,8 @@ class OptimSection:
 class TrainerSection:
     """How it runs; a checkpoint is written every `checkpoint_steps` steps, every `checkpoint_minutes` minutes
     (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision
-    64-true is for checks: in fp32 two ways to the same gradient drift apart by rounding alone."""
+    64-true is for checks: in fp32 two ways to the same gradient drift apart by rounding alone.
+    Every `knn_every`-th validation measures the k-NN accuracy of the encoder too."""
 
     precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true", "64-true"))
     accumulate: int = _option(1, low=1)
@@ -109,6 +124,7 @@ class TrainerSection:
     checkpoint_minutes: float | None = _option(10.0, above=0.0)
     val_every: int = _option(1, low=1)
     panel_every: int = _option(1, low=1)
+    knn_every: int | None = _option(None, low=1)
     compile: bool = False
     channels_last: bool = False
     max_time: float | None = _option(None, above=0.0)
@@ -116,11 +132,13 @@ class TrainerSection:
 
 @dataclass(frozen=True)
 class PaperSection:
-    """Where the paper has this run, and its validation PSNR in dB; null where the paper gives no number."""
+    """Where the paper has this run, and its validation PSNR in dB or its top-1 accuracy in percent; null where the
+    paper gives no number."""
 
     table: str | None = None
     row: str | None = None
     psnr: float | None = None
+    top1: float | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +154,7 @@ class Recipe:
     name: str = ""
 
     def model_config(self):
-        """The `AutoencoderConfig` of this run: the named one, overridden, at the data's image size."""
+        """The model's configuration in this run: the named one, overridden, at the data's image size."""
         from finola.registry import model_config
 
         return model_config(self.model.name, image_size=self.data.image_size, **self.model.overrides)
@@ -285,12 +303,13 @@ def _parse_value(option: str, text: str):
 # checking -----------------------------------------------------------------------------------------
 
 def _build(content: dict, overrides: list[str], where: str) -> Recipe:
-    _section(Recipe, content, where, "")
+    name = _section(Recipe, content, where, "").model.name
     for key, value in parse_overrides(overrides).items():
         nested = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        _section(Recipe, nested, "command line", "")  # alone, so that a mistake is blamed on the right place
+        alone = _merge({"model": {"name": name}}, nested)  # so that a mistake is blamed on the right place
+        name = _section(Recipe, alone, "command line", "").model.name
         content = _merge(content, nested)
     recipe = _section(Recipe, content, where, "")
     _check_together(recipe, where)
@@ -318,11 +337,16 @@ def _section(cls, content, where: str, prefix: str):
 
 
 def _model_section(content: dict, where: str, prefix: str) -> ModelSection:
-    """`name` and the overrides; their keys and types are those of `AutoencoderConfig`."""
-    from finola.model import AutoencoderConfig
+    """`name` and the overrides; their keys and types are those of the named model's configuration."""
+    from finola.registry import model_config
 
-    types = {"name": str, **typing.get_type_hints(AutoencoderConfig)}
-    del types["image_size"]
+    name = _value(str, content.get("name", ModelSection.name), {}, f"{where}: {prefix}name")
+    try:
+        config = model_config(name)
+    except FinolaError as error:
+        raise RecipeError(f"{where}: {error}") from None
+    hints = typing.get_type_hints(type(config))
+    types = {"name": str} | {f.name: hints[f.name] for f in dataclasses.fields(config) if f.name != "image_size"}
     if "image_size" in content:
         raise RecipeError(f"{where}: unknown key '{prefix}image_size'; set data.image_size instead")
     values = {}
@@ -330,7 +354,7 @@ def _model_section(content: dict, where: str, prefix: str) -> ModelSection:
         if key not in types:
             raise RecipeError(f"{where}: unknown key '{prefix}{key}'{_near(str(key), types)}")
         values[key] = _value(types[key], value, {}, f"{where}: {prefix}{key}")
-    name = values.pop("name", ModelSection.name)
+    values.pop("name", None)
     return ModelSection(name, values)
 
 
@@ -406,10 +430,27 @@ def _check_together(recipe: Recipe, where: str) -> None:
     if optim.batch_size % recipe.trainer.accumulate:
         raise RecipeError(f"{where}: optim.batch_size: got {optim.batch_size}, expected a multiple of"
                           f" trainer.accumulate = {recipe.trainer.accumulate}")
+    if not data.augment:
+        _check_unaugmented(recipe, where)
     try:
-        recipe.model_config()
+        kind = recipe.model_config().kind
     except FinolaError as error:
         raise RecipeError(f"{where}: {error}") from None
+    for key in ("layer_decay", "label_smoothing", "mixup", "cutmix", "random_erasing"):
+        if getattr(optim, key) and kind != "classifier":
+            raise RecipeError(f"{where}: optim.{key}: got {getattr(optim, key)}, which only classifiers have;"
+                              f" {recipe.model.name} is none")
+
+
+def _check_unaugmented(recipe: Recipe, where: str) -> None:
+    """`data.augment: false` is for features that are computed once."""
+    if not recipe.optim.freeze_encoder:
+        raise RecipeError(f"{where}: data.augment: got false, which needs optim.freeze_encoder: true")
+    changing = {"data.policy": recipe.data.policy, "optim.mixup": recipe.optim.mixup,
+                "optim.cutmix": recipe.optim.cutmix, "optim.random_erasing": recipe.optim.random_erasing}
+    for key, value in changing.items():
+        if value:
+            raise RecipeError(f"{where}: {key}: got {value}, expected none with data.augment: false")
 
 
 # words --------------------------------------------------------------------------------------------

@@ -1,7 +1,12 @@
 """Model names -> configurations and weights, as in timm: `create_model`, `list_models`.
 
-`finola_mfw2880_c3072_r16` is the autoencoder with the encoder mobileformer_w2880, q of 3072 channels and a 16x16
-map, for images of 256 pixels; every field of `AutoencoderConfig` can be overridden by keyword.
+    finola_mfw2880_c3072_r16      the autoencoder with the encoder mobileformer_w2880, q of 3072 channels and a 16x16
+                                  map, for images of 256 pixels
+    masked_finola_b_mfw2880       block-wise masked FINOLA; masked_finola_e_...: element-wise
+    mobileformer_w2880+lin        a classifier: an encoder with the head lin, tran1 or tran4
+    mae_vit_base, simmim_vit_base, moco_mfw2880      the baselines of self-supervised pre-training
+
+Every field of a model's configuration can be overridden by keyword.
 """
 
 from __future__ import annotations
@@ -12,15 +17,28 @@ from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
 
+from torch import nn
+
+from finola.classifier import Classifier, ClassifierConfig
 from finola.errors import FinolaError, WeightsError
+from finola.heads import HEADS
+from finola.masked import MaskedConfig, MaskedFinola
 from finola.model import AutoencoderConfig, FinolaAutoencoder
+from finola.selfsupervised import Mae, MaeConfig, Moco, MocoConfig, Simmim, SimmimConfig
 
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
 WIDTHS = (720, 1440, 2880, 4320, 5760)
+VITS = ("tiny", "small", "base")
 DEFAULT_MODEL = "finola_mfw720_c768_r8"
 
+MODELS = {  # the name of a kind, which stands in weights files -> its configuration and its class
+    config.kind: (config, model) for config, model in (
+        (AutoencoderConfig, FinolaAutoencoder), (MaskedConfig, MaskedFinola), (ClassifierConfig, Classifier),
+        (MaeConfig, Mae), (SimmimConfig, Simmim), (MocoConfig, Moco))
+}
 
-def _configurations() -> dict[str, AutoencoderConfig]:
+
+def _autoencoders() -> dict[str, AutoencoderConfig]:
     rows = [(2880, 3072, r) for r in (8, 16, 32, 64, 128, 256)]  # Table "resolution"
     rows += [(2880, 3072, 24)]  # image size 384
     rows += [(2880, c, 16) for c in (4096, 2048, 1024, 512, 256, 128, 64)]  # Table "ablation" (a)
@@ -40,7 +58,22 @@ def _configurations() -> dict[str, AutoencoderConfig]:
     return configurations
 
 
-CONFIGURATIONS = _configurations()
+def _pretraining() -> dict:
+    masked = {f"masked_finola_{variant[0]}_mfw{w}": MaskedConfig(f"mobileformer_w{w}", variant)
+              for variant in ("block", "element") for w in WIDTHS}
+    vits = {size: f"vit_{size}_patch16_224" for size in VITS}
+    mae = {f"mae_vit_{size}": MaeConfig(vit) for size, vit in vits.items()}
+    simmim = {f"simmim_vit_{size}": SimmimConfig(vit) for size, vit in vits.items()}
+    moco = {f"moco_mfw{w}": MocoConfig(f"mobileformer_w{w}") for w in WIDTHS}
+    return masked | mae | simmim | moco
+
+
+def _classifiers() -> dict[str, ClassifierConfig]:
+    encoders = [f"mobileformer_w{w}" for w in WIDTHS] + [f"vit_{size}_patch16_224" for size in VITS]
+    return {f"{encoder}+{head}": ClassifierConfig(encoder, head=head) for encoder in encoders for head in HEADS}
+
+
+CONFIGURATIONS = _autoencoders() | _pretraining() | _classifiers()
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -48,16 +81,16 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     names = [name for name in CONFIGURATIONS if fnmatch(name, pattern)]
     if pretrained:
         names = [name for name in names if pretrained_path(name).exists()]
-    return sorted(names, key=lambda name: [int(n) for n in re.findall(r"\d+", name)])
+    return sorted(names, key=lambda name: (re.split(r"\d", name)[0], [int(n) for n in re.findall(r"\d+", name)], name))
 
 
-def model_config(name: str, **overrides) -> AutoencoderConfig:
+def model_config(name: str, **overrides):
     """The configuration of a registered model, with some fields replaced."""
     if name not in CONFIGURATIONS:
         near = get_close_matches(name, CONFIGURATIONS, n=3)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise FinolaError(f"model: unknown name {name!r}{hint} (finola.list_models() lists them)")
-    known = [field.name for field in fields(AutoencoderConfig)]
+    known = [field.name for field in fields(CONFIGURATIONS[name])]
     for key in overrides:
         if key not in known:
             near = get_close_matches(key, known, n=1)
@@ -66,7 +99,12 @@ def model_config(name: str, **overrides) -> AutoencoderConfig:
     return replace(CONFIGURATIONS[name], **overrides)
 
 
-def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides) -> FinolaAutoencoder:
+def build_model(config) -> nn.Module:
+    """An untrained model of a configuration, of whatever kind."""
+    return MODELS[config.kind][1](config)
+
+
+def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides) -> nn.Module:
     """A model by name, with random weights or, with `pretrained`, the ones shipped in the package.
 
     Raises:
@@ -75,7 +113,7 @@ def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **override
     """
     config = model_config(name, **overrides)
     if not pretrained:
-        return FinolaAutoencoder(config)
+        return build_model(config)
     from finola.weights import load_weights
 
     path = pretrained_path(name)

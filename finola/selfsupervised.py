@@ -27,8 +27,8 @@ from torch.amp import is_autocast_available
 
 import finola.encoder  # noqa: F401  (registers the Mobile-Former encoders with timm)
 from finola.errors import FinolaError
-from finola.masked import MaskedImageModel, _glorot
-from finola.model import IMAGENET_MEAN, IMAGENET_STD
+from finola.masked import MaskedImageModel, glorot
+from finola.model import ImageModel, check_encoder_name
 
 VITS = tuple(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large"))
 PATCH = MaskedImageModel.patch  # pixels, of all four
@@ -120,10 +120,7 @@ class MocoConfig:
     temperature: float = 0.2
 
     def __post_init__(self):
-        # asked first, because timm would fetch an encoder named "hf-hub:..." over the network
-        if not isinstance(self.encoder, str) or not timm.is_model(self.encoder):
-            raise FinolaError(f"encoder: unknown timm model {self.encoder!r}; finola's own: "
-                              f"{', '.join(timm.list_models('mobileformer*'))}")
+        check_encoder_name(self.encoder)
         if self.image_size < PATCH or self.image_size % PATCH:
             raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {PATCH}")
         _check_positive(self, "dim", "hidden_dim", "queue", "temperature")
@@ -188,10 +185,10 @@ class Mae(MaskedVit):
         from lightly.models.modules import MaskedVisionTransformerDecoderTIMM
 
         self.masked_encoder.mask_token = None  # MAE has mask tokens in its decoder only
-        self.embed = _glorot(nn.Linear(self.encoder.embed_dim, config.decoder_dim))
+        self.embed = glorot(nn.Linear(self.encoder.embed_dim, config.decoder_dim))
         self.decoder = MaskedVisionTransformerDecoderTIMM(
             self.encoder.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads)
-        self.predict = _glorot(nn.Linear(config.decoder_dim, 3 * PATCH**2))
+        self.predict = glorot(nn.Linear(config.decoder_dim, 3 * PATCH**2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, 3, S, S) -> predicted patches (B, h, w, 768), mask (B, h, w)."""
@@ -211,7 +208,7 @@ class Simmim(MaskedVit):
     def __init__(self, config: SimmimConfig):
         super().__init__(config, unit=config.mask_patch // PATCH)
         nn.init.normal_(self.masked_encoder.mask_token, std=0.02)
-        self.predict = _glorot(nn.Linear(self.encoder.embed_dim, 3 * PATCH**2))
+        self.predict = glorot(nn.Linear(self.encoder.embed_dim, 3 * PATCH**2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, 3, S, S) -> predicted patches (B, h, w, 768), mask (B, h, w)."""
@@ -225,7 +222,7 @@ class Simmim(MaskedVit):
         return error.masked_fill(~mask, 0).sum() / mask.sum()
 
 
-class Moco(nn.Module):
+class Moco(ImageModel):
     """MoCo-v2: a query, the key of another view of the same image, and a queue of keys of earlier images.
 
     The features are the classifier's: for Mobile-Former [mean of the map ; token 0]. Before each training step call
@@ -236,14 +233,11 @@ class Moco(nn.Module):
     """
 
     def __init__(self, config: MocoConfig):
-        super().__init__()
+        super().__init__(config)
         from lightly.loss import NTXentLoss
         from lightly.models.modules import MoCoProjectionHead
         from lightly.models.utils import deactivate_requires_grad
 
-        self.config = config
-        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
         self.encoder = timm.create_model(config.encoder, num_classes=0)
         self.projection = MoCoProjectionHead(self.encoder.head_hidden_size, config.hidden_dim, config.dim)
         self.momentum_encoder = copy.deepcopy(self.encoder)
@@ -269,10 +263,6 @@ class Moco(nn.Module):
             query = query.detach()  # lightly's queue advances when the query has a gradient
         with _full_precision(views.device.type):  # similarities / 0.2 in bf16 would be steps of 0.03
             return self.contrast(query.float(), key.float())
-
-    def normalise(self, x: Tensor) -> Tensor:
-        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
-        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def update_momentum_encoder(self) -> None:
         """slow = momentum * slow + (1 - momentum) * trained, for each parameter of encoder and projection."""

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 
 from finola.errors import FinolaError, WeightsError
 from finola.files import atomic_write
-from finola.model import AutoencoderConfig, FinolaAutoencoder
+from finola.registry import MODELS, build_model
 
-FORMAT = "finola-autoencoder/1"
+FORMATS = {f"finola-{kind}/1": kind for kind in MODELS}
 WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module)\.")  # parts of names, left by torch.compile and by DDP
 
 
-def save_weights(model: FinolaAutoencoder, path: str | Path, metadata: Mapping[str, str] | None = None,
+def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None,
                  dtype: torch.dtype | None = None) -> Path:
     """Write the model's weights and configuration to one safetensors file, whole or not at all.
 
@@ -32,24 +32,26 @@ def save_weights(model: FinolaAutoencoder, path: str | Path, metadata: Mapping[s
         dtype: store floating-point tensors in this type (torch.float16 halves the file); they are read as fp32.
     """
     tensors = {name: _stored(tensor, dtype) for name, tensor in model.state_dict().items()}
-    header = {**(metadata or {}), "format": FORMAT, "config": json.dumps(model.config.to_dict())}
+    config = model.config
+    header = {**(metadata or {}), "format": f"finola-{config.kind}/1", "config": json.dumps(config.to_dict())}
     with atomic_write(path) as temporary:
         save_file(tensors, temporary, metadata=header)
     return Path(path)
 
 
-def load_weights(path: str | Path) -> FinolaAutoencoder:
-    """The model of a file written by `save_weights`, on the CPU in fp32.
+def load_weights(path: str | Path) -> nn.Module:
+    """The model of a file written by `save_weights`, of whatever kind, on the CPU in fp32.
 
     Raises:
         WeightsError: not a safetensors file (pickles are never opened), damaged or cut short, of another program,
             with missing, unexpected, misshapen or non-finite tensors; the message names the file and the tensor.
     """
     tensors, metadata = read_tensors(path)
-    if metadata.get("format") != FORMAT:
-        raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected {FORMAT!r}; "
+    kind = FORMATS.get(metadata.get("format"))
+    if kind is None:
+        raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected one of {', '.join(FORMATS)}; "
                            "it was not written by finola.save_weights of this version")
-    config = _read_config(path, metadata.get("config", ""))
+    config = _read_config(path, metadata.get("config", ""), MODELS[kind][0])
     with torch.device("meta"):  # so that a false configuration costs no memory
         check_state(_build(path, config), tensors, path)
     model = _build(path, config)
@@ -112,23 +114,23 @@ def _require(holds: bool, source: str | Path, kind: str, names: set[str]) -> Non
         raise WeightsError(f"{source}: {len(names)} {kind} tensors ({shown}): weights of another architecture")
 
 
-def _read_config(path: str | Path, text: str) -> AutoencoderConfig:
+def _read_config(path: str | Path, text: str, config_class: type):
     try:
         values = json.loads(text)
-        known = {field.name for field in fields(AutoencoderConfig)}
+        known = {field.name for field in fields(config_class)}
         if unknown := sorted(set(values) - known):
             raise WeightsError(f"{path}: unknown fields {unknown} in its configuration; written by a newer finola?")
-        return AutoencoderConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return config_class(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except WeightsError:
         raise
     except (json.JSONDecodeError, TypeError, AttributeError, FinolaError) as error:
         raise WeightsError(f"{path}: its configuration cannot be read ({error})") from error
 
 
-def _build(path: str | Path, config: AutoencoderConfig) -> FinolaAutoencoder:
-    """An untrained model; its start is left out, since the file's tensors take its place."""
+def _build(path: str | Path, config) -> nn.Module:
+    """An untrained model; an autoencoder's start is left out, since the file's tensors take its place."""
     try:
-        model = FinolaAutoencoder(replace(config, start="random"))
+        model = build_model(replace(config, start="random") if config.kind == "autoencoder" else config)
     except (FinolaError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(f"{path}: no model can be built from its configuration ({error})") from error
     model.config = config

@@ -30,12 +30,12 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.info import all_rows, model_parts, row
+    from finola.info import all_rows, countable_models, model_parts, row
     from finola.registry import CONFIGURATIONS
 
     rows = all_rows() if args.name is None else [row(args.name)]
     config = CONFIGURATIONS.get(args.name)
-    parts = model_parts(args.name) if config else []
+    parts = model_parts(args.name) if config and config.kind == "autoencoder" else []
     if args.json:
         objects = [r._asdict() for r in rows]
         if config:
@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
         return
     print(_table(parts + rows))
     print("\nMACs: multiply-adds of one input; off: from the paper's rounded figure (finola info --help says more)")
+    if args.name is None and len(countable_models()) < len(CONFIGURATIONS):
+        print("MAE, SimMIM and MoCo are left out: they need lightly (pip install 'finola[ssl]')")
     if config:
         print("\n" + "\n".join(f"{key:16} {_plain(value)}" for key, value in config.to_dict().items()))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 
+from finola.commands.options import positive
 from finola.errors import RecipeError
 
 EPILOG = """examples:
@@ -24,6 +26,13 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "train", help="train a model by a recipe", description=__doc__, epilog=EPILOG
     )
+    add_options(parser)
+    parser.add_argument("--init-from", metavar="WEIGHTS", help="start from the weights in this file, or its encoder")
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `finola train`, `probe` and `finetune` share."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")
     parser.add_argument("--data", nargs="+", metavar="DIR", help="training images: folders or shards")
     parser.add_argument("--val", nargs="+", metavar="DIR", help="validation images")
@@ -33,15 +42,18 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--allow-changes", action="store_true",
                         help="with --resume: accept another recipe, number of images or of processes")
     parser.add_argument("--max-time", metavar="TIME", help="stop after this time: HH:MM:SS or minutes")
-    parser.add_argument("--init-from", metavar="WEIGHTS", help="start from the weights in this file")
+    parser.add_argument("--num-classes", type=positive, metavar="N",
+                        help="the number of classes in --data, where a classifier in the weights has others: its last"
+                             " layer starts anew")
+    parser.add_argument("--new-head", action="store_true", help="take the encoder alone of a classifier in the weights")
     parser.add_argument("--seed", metavar="N", help="seed of the weights, the crops and their order")
     parser.add_argument("--list", action="store_true", help="list the recipes")
     parser.add_argument("--print-recipe", action="store_true", help="print the recipe, overrides included")
     parser.parse_known_args = _setting_overrides_aside(parser.parse_known_args)
-    return parser
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace, check: Callable | None = None) -> None:
+    """`check(recipe)` may refuse a recipe that is not for this command."""
     from finola.recipe import list_recipes, load_recipe
 
     if args.list:
@@ -56,6 +68,8 @@ def run(args: argparse.Namespace) -> None:
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
     recipe = load_recipe(args.recipe, args.overrides)
+    if check is not None:
+        check(recipe)
     if args.print_recipe:
         print(recipe.as_yaml(), end="")
         return
@@ -72,7 +86,7 @@ def _train(args: argparse.Namespace, recipe) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     out = args.out or f"runs/{recipe.name}"
     fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
-        init_from=args.init_from)
+        init_from=args.init_from, num_classes=args.num_classes, new_head=args.new_head)
 
 
 def _setting_overrides_aside(parse_known_args):

@@ -26,23 +26,45 @@ PAPER = {
 ROWS = {f"{kind}_{row}": value for kind, rows in PAPER.items() for row, value in rows.items()}
 
 
+# of the tables on classification: top-1 in percent, by encoder width
+TOP1 = {
+    "lin": {"w720": 51.3, "w1440": 62.8, "w2880": 66.4, "vit_tiny": 23.3, "vit_small": 49.2, "vit_base": 68.0},
+    "tran1": {"w720": 65.5, "w1440": 75.2, "w2880": 78.7},
+    "tran1_ft": {"w720": 75.6, "w1440": 80.5, "w2880": 82.5},
+    "tran4_ft": {"w720": 78.4, "w1440": 82.2, "w2880": 83.9},
+    "ft": {"vit_tiny": 78.0, "vit_small": 79.5, "vit_base": 83.6},
+}
+PROBES = {f"{kind}_{encoder}": value for kind, rows in TOP1.items() for encoder, value in rows.items()}
+WIDTHS = (720, 1440, 2880)
+PRETRAINING = {
+    *(f"{method}_w{width}" for method in ("masked_b", "masked_e", "moco", "supervised") for width in WIDTHS),
+    *(f"masked_b_w{width}_epochs_{epochs}" for width in WIDTHS for epochs in (100, 200, 400, 800)),
+    *(f"masked_b_blocks_{blocks}" for blocks in range(1, 7)),
+    "mae_tiny", "mae_small", "mae_base", "simmim_base", "recon_masked_b", "recon_masked_e",
+}
+DEFAULTS = {f"{kind}_default" for kind in ("masked", "mae", "simmim", "moco", "supervised", "lin", "tran1", "finetune")}
+
+
 @pytest.mark.parametrize("family", ["imagenet", "imagenette"])
 def test_there_is_a_recipe_for_every_row(family):
     names = {name.removeprefix(f"{family}/") for name in list_recipes() if name.startswith(f"{family}/")}
-    assert names == {*ROWS, "default"}
+    assert names == {*ROWS, "default", *PROBES, *PRETRAINING, *DEFAULTS}
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_recipe_loads_and_explains_itself(name):
     recipe = load_recipe(name)
+    family, _, row = name.partition("/")
     lines = (RECIPE_FOLDER / f"{name}.yaml").read_text().splitlines()
     header = [line for line in lines if line.startswith("#")]
-    assert any(f"finola train {name} --data" in line for line in header)
+    classifier, frozen = recipe.model_config().kind == "classifier", recipe.optim.freeze_encoder
+    command = "train" if not classifier or row.startswith("supervised") else "probe" if frozen else "finetune"
+    assert any(f"finola {command} {name} --" in line for line in header)
     assert any(line.startswith("# Hours:") for line in header)
-    family, _, row = name.partition("/")
     if family in ("imagenet", "imagenette"):
         assert any(line.startswith("# Paper") and recipe.paper.table in line for line in header)
-        assert recipe.paper.psnr == ROWS.get(row, 25.8)
+        assert recipe.paper.psnr == ROWS.get(row, 25.8 if row == "default" else None)
+        assert recipe.paper.top1 == PROBES.get(row)
     else:
         assert any("Not a row of the paper" in line for line in header) and recipe.paper.psnr is None
 
@@ -55,11 +77,31 @@ def test_paper_settings():
     assert recipe.model_config().embed_dim == 3072 and recipe.model_config().map_size == 16
 
 
+def test_paper_settings_of_classification():
+    """Tables `appendix:FINOLA`, `appendix:lin-tran-setting` and `appendix:finetune-setting`."""
+    masked, lin, tran1, ft = (load_recipe(f"imagenet/{name}") for name in (
+        "masked_b_w2880", "lin_w2880", "tran1_w2880", "tran1_ft_w2880"))
+    assert (masked.optim.batch_size, masked.optim.epochs, masked.optim.lr) == (1024, 1600, pytest.approx(6e-4))
+    assert (lin.optim.optimizer, lin.optim.lr, lin.optim.weight_decay, lin.optim.epochs) == ("sgd", 1.6, 0, 90)
+    assert (tran1.optim.lr, tran1.optim.weight_decay, tran1.optim.epochs) == (pytest.approx(8e-3), 0.1, 200)
+    assert (tran1.optim.label_smoothing, tran1.optim.random_erasing, tran1.model_config().dropout) == (0.1, 0.25, 0.2)
+    assert (ft.optim.lr, ft.optim.layer_decay, ft.optim.epochs) == (pytest.approx(1e-3), 0.85, 100)
+    assert (ft.optim.mixup, ft.optim.cutmix, ft.optim.random_erasing) == (0.8, 1.0, 0.25)
+    assert tran1.data.policy == ft.data.policy == "rand-m9-mstd0.5-inc1"
+
+
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("imagenet/")])
-def test_twin_keeps_the_upsampling_factor(name):
+def test_twin_is_the_same_but_for_its_scale(name):
     full, twin = (load_recipe(n).model_config() for n in (name, name.replace("imagenet/", "imagenette/")))
-    assert full.image_size // full.map_size == twin.image_size // twin.map_size
-    assert (full.autoregression, full.norm, full.origin) == (twin.autoregression, twin.norm, twin.origin)
+    assert full.kind == twin.kind
+    if full.kind == "autoencoder":
+        assert full.image_size // full.map_size == twin.image_size // twin.map_size
+        assert (full.autoregression, full.norm, full.origin) == (twin.autoregression, twin.norm, twin.origin)
+    elif full.kind == "masked":
+        assert full.image_size / full.block_size == twin.image_size / twin.block_size
+        assert (full.variant, full.decoder_depth) == (twin.variant, twin.decoder_depth)
+    elif full.kind == "classifier":
+        assert full.head == twin.head
 
 
 @pytest.mark.parametrize("name", [

@@ -20,7 +20,7 @@ from finola.recipe import load_recipe
 
 engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
 from finola.callbacks import WholeFileCheckpoints  # noqa: E402
-from finola.tasks.reconstruction import NonFiniteLoss, learning_rate  # noqa: E402
+from finola.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,0 +1,118 @@
+"""The images of a training run: loaders for the process that asks, and features that need computing only once."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+
+from finola.data import ResidentImages, ResidentLoader, build_loader
+from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.errors import DataError
+from finola.evaluate import Subset
+from finola.features import FeatureLoader, FrozenFeatures, knn_accuracy, pooled_features
+from finola.recipe import Recipe
+
+BANK = 50_000  # training images that k-NN votes with, at most
+
+
+class Images(LightningDataModule):
+    """Loaders of the training and validation images.
+
+    What a frozen encoder makes of an image that is always seen alike is computed once: of validation images, and of
+    training images where `data.augment` is false. Random crops demand features anew at each step.
+
+    Attributes:
+        model: the model that is trained; its features are what is kept.
+        first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
+    """
+
+    def __init__(self, recipe: Recipe, train, val, folder: Path):
+        super().__init__()
+        self.recipe, self.train, self.val, self.folder = recipe, train, val, folder
+        self.model: nn.Module | None = None
+        self.first_epoch = 0
+        if self.total_steps == 0:
+            raise DataError(f"{train.source}: {len(train)} images do not fill one batch of"
+                            f" {recipe.optim.batch_size}; lower optim.batch_size")
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run; the last images of an epoch that fill no batch are left out."""
+        accumulate = self.recipe.trainer.accumulate
+        batches = len(self.train) // (self.recipe.optim.batch_size // accumulate)
+        return self.recipe.optim.epochs * math.ceil(batches / accumulate)
+
+    @property
+    def probing(self) -> bool:
+        return self.recipe.optim.freeze_encoder and self.model.config.kind == "classifier"
+
+    def some(self, count: int) -> Tensor:
+        """(count, 3, S, S): centre squares of training images, spread evenly over the set."""
+        size, count = self.recipe.data.image_size, min(count, len(self.train))
+        pictures = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
+        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
+
+    def train_dataloader(self):
+        section, seed = self.recipe.data, self.recipe.seed
+        if section.augment:
+            loader = self._loader(self.train, train=True, seed=seed, crop_scale=section.crop_scale, hflip=section.hflip,
+                                  policy=section.policy, views=2 if self.model.config.kind == "moco" else 1)
+        else:
+            features = self._features(self.squares(self.train), len(self.train), "train")
+            loader = FeatureLoader(features, batch_size=self._batch_size, train=True, seed=seed,
+                                   device=self._device, **self._share)
+        loader.set_epoch(self.first_epoch)
+        return loader
+
+    def val_dataloader(self):
+        loader = self._loader(self.val, train=False)
+        if not self.probing:
+            return loader
+        features = self._features(loader, sum(map(len, loader.sampler.batches(0))), "val")
+        return FeatureLoader(features, batch_size=self._batch_size, train=False, device=self._device)
+
+    def squares(self, dataset):
+        """Every image's centre square, in order, in each process alike."""
+        section = self.recipe.data
+        return build_loader(dataset, batch_size=self._batch_size, image_size=section.image_size, train=False,
+                            num_workers=section.num_workers, device=self._device)
+
+    def neighbours_accuracy(self, model: nn.Module) -> float:
+        """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images."""
+        bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
+        with self.trainer.precision_plugin.forward_context():
+            known, queries = (pooled_features(model, self.squares(images)) for images in (bank, self.val))
+        return 100 * knn_accuracy(*known, *queries, num_classes=len(self.train.classes))
+
+    @property
+    def _device(self) -> torch.device:
+        return self.trainer.strategy.root_device
+
+    @property
+    def _share(self) -> dict[str, int]:
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    @property
+    def _batch_size(self) -> int:
+        """Images of one process's part of a batch."""
+        return self.recipe.optim.batch_size // (self.trainer.world_size * self.recipe.trainer.accumulate)
+
+    def _features(self, batches, count: int, name: str) -> FrozenFeatures:
+        folder = self.folder / "features" / f"{name}_{self.trainer.global_rank}"
+        with self.trainer.precision_plugin.forward_context():
+            return FrozenFeatures.collect(self.model, batches, count, folder)
+
+    def _loader(self, dataset, *, train: bool, **options):
+        section = self.recipe.data
+        options |= {"batch_size": self._batch_size, "image_size": section.image_size, "train": train, **self._share}
+        if not section.resident:
+            return build_loader(dataset, num_workers=section.num_workers, device=self._device, **options)
+        size = (section.resident_size or section.image_size) if train else section.image_size
+        resident = ResidentImages(dataset, size, self._device, skip_bad=train, draft=train,
+                                  progress=sys.stderr.isatty())
+        return ResidentLoader(resident, **options)

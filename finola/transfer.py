@@ -1,0 +1,97 @@
+"""Starting from the weights of another run: a whole model, its encoder alone, or a head for other classes.
+
+The paper's chains: pre-training -> probing (the encoder) -> fine-tuning (encoder and the probed head) -> one's own
+classes (all but the last layer); masked FINOLA -> reconstruction with a frozen encoder (appendix "Comparison of
+FINOLA and masked FINOLA on image reconstruction").
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from finola.errors import WeightsError
+from finola.weights import load_state, load_weights
+
+
+def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> None:
+    """Load into `model` what a weights file holds for it.
+
+    A model of the same kind takes everything. A classifier takes the encoder of any other kind, and so does an
+    autoencoder, with pooling and matrices where the file is of element-wise masked FINOLA with as many channels.
+
+    Args:
+        source: a file written by `finola.save_weights`.
+        new_classes: let a classifier for other classes keep all but its last layer, which starts anew.
+        new_head: take the encoder of a classifier alone.
+
+    Raises:
+        WeightsError: another encoder, another architecture, another head or other classes without leave; the
+            message names both sides.
+    """
+    donor = load_weights(source)
+    theirs, ours = donor.config, model.config
+    if theirs.encoder != ours.encoder:
+        raise WeightsError(f"{source}: holds the encoder {theirs.encoder}, the recipe wants {ours.encoder}; choose a "
+                           "recipe for that encoder, or other weights")
+    if theirs.kind != ours.kind or new_head:
+        _take_encoder(model.encoder, donor.encoder, source)
+        if theirs.kind == "masked" and theirs.variant == "element" and ours.kind == "autoencoder":
+            _take_pooling_and_matrices(model, donor)
+    elif ours.kind == "classifier":
+        _take_classifier(model, donor, source, new_classes)
+    else:
+        load_state(model, donor.state_dict(), source)
+
+
+def _take_encoder(encoder: nn.Module, donor: nn.Module, source: str | Path) -> None:
+    state, grid = donor.state_dict(), getattr(getattr(encoder, "patch_embed", None), "grid_size", None)
+    if grid is not None:  # a ViT, perhaps of another image size
+        state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], list(grid),
+                                                    num_prefix_tokens=encoder.num_prefix_tokens)
+    load_state(encoder, state, source)
+
+
+def _take_classifier(model: nn.Module, donor: nn.Module, source: str | Path, new_classes: bool) -> None:
+    theirs, ours = donor.config, model.config
+    if theirs.head != ours.head:
+        raise WeightsError(f"{source}: holds the head {theirs.head}, the recipe wants {ours.head}; add --new-head to "
+                           "keep its encoder alone")
+    same = theirs.num_classes == ours.num_classes and (not theirs.classes or theirs.classes == ours.classes)
+    if not same and not new_classes:
+        raise WeightsError(f"{source}: is for {_classes(theirs)}, the data holds {_classes(ours)}; add --num-classes "
+                           f"{ours.num_classes} for a new last layer, or --new-head to keep the encoder alone")
+    if not same:
+        donor.reset_classifier(ours.num_classes, ours.classes)
+    _take_encoder(model.encoder, donor.encoder, source)
+    load_state(model.head, donor.head.state_dict(), source)
+
+
+def _classes(config) -> str:
+    shown = ", ".join(config.classes[:3]) + (", ..." if len(config.classes) > 3 else "")
+    return f"{config.num_classes} classes" + (f" ({shown})" if shown else "")
+
+
+@torch.no_grad()
+def _take_pooling_and_matrices(model: nn.Module, donor: nn.Module) -> None:
+    """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid."""
+    if donor.config.embed_dim != model.config.embed_dim:
+        return
+    for name, matrix in donor.autoregression.named_parameters():
+        if hasattr(model.autoregression, name):
+            getattr(model.autoregression, name).copy_(matrix)
+    if donor.pool.num_heads == model.pool.num_heads:
+        state = donor.pool.state_dict()
+        state["position"] = _resample(state["position"], donor.pool.size, model.pool.size)
+        model.pool.load_state_dict(state)
+
+
+def _resample(position: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """(h w, W) embeddings of one grid -> those of another, at the variance they had."""
+    grid = position.T.reshape(1, -1, *old)
+    resized = F.interpolate(grid, size=new, mode="bicubic", align_corners=False)[0].flatten(1).T
+    return resized * (position.std() / resized.std())

@@ -13,7 +13,7 @@ from finola.classes import readable_names
 from finola.classifier import Classifier
 from finola.data.images import to_tensor
 from finola.errors import FinolaError, WeightsError
-from finola.photographs import _upright_rgb, fit
+from finola.photographs import fit, upright_rgb
 from finola.pictures import GAP, LABEL_HEIGHT
 
 LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's picture, and of the chart, in pixels
@@ -73,7 +73,7 @@ def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Pre
 
 def load_square(image: Image.Image | str | Path, size: int) -> Tensor:
     """The centre square of a photograph, (3, size, size) in [0, 1]; DataError where it cannot be decoded."""
-    return to_tensor(fit(_upright_rgb(image), size))
+    return to_tensor(fit(upright_rgb(image), size))
 
 
 def require_classifier(model: nn.Module, source: str | Path = "model") -> None:
@@ -85,7 +85,7 @@ def require_classifier(model: nn.Module, source: str | Path = "model") -> None:
 
 def chart(image: Image.Image | str | Path, predictions: list[Prediction]) -> Image.Image:
     """The picture, at most 512 pixels wide and high, and below it one bar for each prediction."""
-    picture = _upright_rgb(image).copy()
+    picture = upright_rgb(image).copy()
     picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     width = max(picture.width, LEAST_WIDTH)
     line = LABEL_HEIGHT + GAP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from finola.data import ResidentImages, ResidentLoader, build_loader
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
 from finola.evaluate import Subset
-from finola.features import FeatureLoader, FrozenFeatures, knn_accuracy, pooled_features
+from finola.evaluate_classifier import neighbours_accuracy
+from finola.features import FeatureLoader, FrozenFeatures
 from finola.recipe import Recipe
 
 BANK = 50_000  # training images that k-NN votes with, at most
@@ -78,16 +80,14 @@ class Images(LightningDataModule):
 
     def squares(self, dataset):
         """Every image's centre square, in order, in each process alike."""
-        section = self.recipe.data
-        return build_loader(dataset, batch_size=self._batch_size, image_size=section.image_size, train=False,
-                            num_workers=section.num_workers, device=self._device)
+        return build_loader(dataset, batch_size=self._batch_size, image_size=self.recipe.data.image_size, train=False,
+                            num_workers=self._workers, device=self._device)
 
     def neighbours_accuracy(self, model: nn.Module) -> float:
         """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images."""
         bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
         with self.trainer.precision_plugin.forward_context():
-            known, queries = (pooled_features(model, self.squares(images)) for images in (bank, self.val))
-        return 100 * knn_accuracy(*known, *queries, num_classes=len(self.train.classes))
+            return neighbours_accuracy(model, self.squares(bank), self.squares(self.val), len(self.train.classes))
 
     @property
     def _device(self) -> torch.device:
@@ -102,6 +102,12 @@ class Images(LightningDataModule):
         """Images of one process's part of a batch."""
         return self.recipe.optim.batch_size // (self.trainer.world_size * self.recipe.trainer.accumulate)
 
+    @property
+    def _workers(self) -> int:
+        """Processes that decode: no more than there are cores for this process."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return min(self.recipe.data.num_workers, cores)
+
     def _features(self, batches, count: int, name: str) -> FrozenFeatures:
         folder = self.folder / "features" / f"{name}_{self.trainer.global_rank}"
         with self.trainer.precision_plugin.forward_context():
@@ -111,7 +117,7 @@ class Images(LightningDataModule):
         section = self.recipe.data
         options |= {"batch_size": self._batch_size, "image_size": section.image_size, "train": train, **self._share}
         if not section.resident:
-            return build_loader(dataset, num_workers=section.num_workers, device=self._device, **options)
+            return build_loader(dataset, num_workers=self._workers, device=self._device, **options)
         size = (section.resident_size or section.image_size) if train else section.image_size
         resident = ResidentImages(dataset, size, self._device, skip_bad=train, draft=train,
                                   progress=sys.stderr.isatty())

@@ -35,6 +35,7 @@ from finola.data import check_same_classes, open_data
 from finola.datamodule import Images
 from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
+from finola.evaluate_classifier import require_labels
 from finola.files import atomic_write
 from finola.provenance import device_name, environment
 from finola.recipe import Recipe, differences
@@ -143,9 +144,7 @@ def _model_config(recipe: Recipe, images: Images, num_classes: int | None):
         raise DataError(f"{source}: holds {len(classes)} classes, expected {wanted}; correct --num-classes or"
                         " model.num_classes, or choose other data")
     for dataset in filter(None, (images.train, images.val)):
-        if unlabelled := int((dataset.labels < 0).sum()):
-            raise DataError(f"{dataset.source}: {unlabelled} of {len(dataset)} images have no class; sort them into"
-                            " one folder for each class")
+        require_labels(dataset)
     if images.val is not None:
         check_same_classes(images.train, images.val)
     return replace(config, num_classes=len(classes), classes=classes)
@@ -161,7 +160,7 @@ def _task(recipe: Recipe, config, images: Images, out: Path) -> Task:
         panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
     )
     every = recipe.trainer.knn_every
-    if every is not None and images.val is not None:
+    if every is not None and images.val is not None and len(images.train.classes) > 1:
         due = lambda: (len(task.history) + 1) % every == 0  # noqa: E731
         task.neighbours = lambda: images.neighbours_accuracy(task.model) if due() else None
     return task
@@ -183,11 +182,17 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
         strategy=section.strategy, precision=section.precision, plugins=plugins, callbacks=callbacks,
         logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
         max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
-        gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=section.val_every,
+        gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=_val_every(recipe),
         limit_val_batches=1.0 if validate else 0, num_sanity_val_steps=0, log_every_n_steps=10,
         enable_progress_bar=bar, use_distributed_sampler=False, enable_model_summary=False,
         default_root_dir=out,
     )
+
+
+def _val_every(recipe: Recipe) -> int:
+    """`val_every`, or the next smaller number that divides the epochs: the last epoch is always validated."""
+    epochs = recipe.optim.epochs
+    return max(n for n in range(1, min(recipe.trainer.val_every, epochs) + 1) if epochs % n == 0)
 
 
 def _run(trainer: Trainer, task: Task, images: Images, checkpoint_path: Path | None) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -55,12 +56,9 @@ def evaluate_masked(model: MaskedImageModel, batches: Iterable[Batch], images: i
     scores, chosen = MaskedScores(), set(spread(images, PANEL_IMAGES).tolist())
     for number, batch in enumerate(batches):
         x = batch["image"]
-        with torch.random.fork_rng():
-            torch.manual_seed(MASK_SEED + number)
+        with fixed_masks(number):
             (patches, mask), seconds = timed(model, x)
-        visible, x_hat = model.paint(x, patches, mask)
-        whole = psnr(x_hat, x)  # (B,)
-        masked = whole + 10 * mask.flatten(1).float().mean(1).log10()  # there is no error outside
+        masked, whole, visible, x_hat = masked_psnr(model, x, patches, mask)
         scores.images += len(x)
         scores.whole += whole.double().sum().item()
         scores.masked += masked.double().sum().item()
@@ -68,3 +66,21 @@ def evaluate_masked(model: MaskedImageModel, batches: Iterable[Batch], images: i
         kept = [i for i, index in enumerate(batch["index"].tolist()) if index in chosen]
         scores.rows += [(visible[i].cpu(), x_hat[i].cpu(), x[i].cpu()) for i in kept]
     return scores
+
+
+@contextmanager
+def fixed_masks(batch: int) -> Iterator[None]:
+    """Within it, a model draws the masks that belong to the number of a batch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(MASK_SEED + batch)
+        yield
+
+
+def masked_psnr(model: MaskedImageModel, x: Tensor, patches: Tensor,
+                mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """PSNR of the masked region and of the whole picture, (B,) each; the visible part and the prediction as pictures.
+
+    The visible region has no error, so the two differ by the masked share of the picture alone."""
+    visible, x_hat = model.paint(x, patches, mask)
+    whole = psnr(x_hat, x)
+    return whole + 10 * mask.flatten(1).float().mean(1).log10(), whole, visible, x_hat

@@ -90,7 +90,9 @@ def row(name: str) -> Row:
 def countable_models() -> list[str]:
     """The registered models; without lightly, those that need none of its parts."""
     names = list_models()
-    return names if find_spec("lightly") else [n for n in names if CONFIGURATIONS[n].kind not in ("mae", "simmim", "moco")]
+    if find_spec("lightly"):
+        return names
+    return [name for name in names if CONFIGURATIONS[name].kind not in ("mae", "simmim", "moco")]
 
 
 def all_rows() -> list[Row]:

@@ -92,7 +92,7 @@ def reconstruct(
         )
     if batch_size < 1:
         raise FinolaError(f"batch_size: got {batch_size}, expected at least 1")
-    size, original = model.config.image_size, _upright_rgb(image)
+    size, original = model.config.image_size, upright_rgb(image)
     if not tile:
         original = fit(original, size)
     rows, columns = cover(original.height, size), cover(original.width, size)
@@ -149,7 +149,7 @@ def picture_psnr(a: Image.Image, b: Image.Image) -> float:
     return -10 * math.log10(max(error, 1e-10))
 
 
-def _upright_rgb(image: Image.Image | str | Path) -> Image.Image:
+def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
     if not isinstance(image, Image.Image):
         return decode_image(image)
     if 0 in image.size:

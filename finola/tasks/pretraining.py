@@ -7,11 +7,9 @@ from PIL import Image
 from torch import Tensor
 from torchmetrics import MeanMetric
 
-from finola.metrics import psnr
+from finola.evaluate_masked import fixed_masks, masked_psnr
 from finola.pictures import panel
 from finola.tasks.base import Examples, Task
-
-VALIDATION_SEED = 0  # of the masks in validation, which are the same each time
 
 
 class MaskedPrediction(Task):
@@ -33,27 +31,17 @@ class MaskedPrediction(Task):
     def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         x = batch["image"]  # (B, 3, S, S)
         patches, mask = self.model(x)
-        return self.model.loss(x, patches, mask), self._masked_psnr(x, patches.detach(), mask)[0].mean()
+        return self.model.loss(x, patches, mask), masked_psnr(self.model, x, patches.detach(), mask)[0].mean()
 
     def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         x = batch["image"]
-        with torch.random.fork_rng():
-            torch.manual_seed(VALIDATION_SEED + batch_idx)
+        with fixed_masks(batch_idx):
             patches, mask = self.model(x)
         self.val_loss.update(self.model.loss(x, patches, mask), weight=len(x))
-        masked, whole, visible, x_hat = self._masked_psnr(x, patches, mask)
+        masked, whole, visible, x_hat = masked_psnr(self.model, x, patches, mask)
         self.val_psnr.update(masked)
         self.val_psnr_whole.update(whole)
         self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
-
-    def _masked_psnr(self, x: Tensor, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """PSNR of the masked region and of the whole picture, (B,) each; visible part and prediction as pictures.
-
-        The visible region has no error, so the two differ by the masked share of the picture alone."""
-        visible, x_hat = self.model.paint(x, patches.float(), mask)
-        whole = psnr(x_hat, x)
-        share = mask.flatten(1).float().mean(1)  # (B,)
-        return whole + 10 * share.log10(), whole, visible, x_hat
 
     def validation_scores(self) -> dict[str, Tensor]:
         scores = {"psnr": self.val_psnr.compute(), "psnr_whole": self.val_psnr_whole.compute()}

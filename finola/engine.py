@@ -62,7 +62,7 @@ FREE_KEYS = {
 
 HARMLESS_WARNINGS = (
     ".*smaller than the logging interval", "`isinstance.treespec, LeafSpec.` is deprecated",
-    "Grad strides do not match bucket view strides",
+    "Grad strides do not match bucket view strides", r".*module\(s\) in eval mode at the start of training",
 )
 
 

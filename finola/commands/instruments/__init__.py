@@ -1,1 +1,50 @@
-"""The instruments of `finola inspect`: one module each, with `add_parser(subparsers)` and `run(args)`."""
+"""The instruments of `finola inspect`: one module each, with `add_parser(subparsers)` and `run(args)`; here, what
+several of them share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from finola.commands.options import add_device, natural, positive
+from finola.errors import RecipeError
+
+
+def add_data_options(parser: argparse.ArgumentParser) -> None:
+    """How the images of --data are read, and where; --json."""
+    parser.add_argument("--limit", type=positive, metavar="N", help="take N images of --data, spread evenly over it")
+    parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images at once (%(default)s)")
+    parser.add_argument("--workers", type=natural, default=os.cpu_count(), metavar="N",
+                        help="processes that decode; 0 for none (%(default)s)")
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")
+
+
+def open_limited(paths: list[str], limit: int | None):
+    """The data set of --data and --limit."""
+    from finola.data import open_data
+    from finola.evaluate import Subset
+
+    dataset = open_data(paths)
+    return dataset if limit is None else Subset(dataset, limit)
+
+
+def require_folder(out: str) -> Path:
+    """--out as a path; RecipeError if it is a file."""
+    if Path(out).exists() and not Path(out).is_dir():
+        raise RecipeError(f"--out: {out} is a file, expected a folder")
+    return Path(out)
+
+
+def write_results(out: Path, name: str, result: dict, pictures: dict) -> None:
+    """OUT/NAME.json and one PNG for each picture, by its name."""
+    from finola.files import atomic_write
+
+    for stem, picture in pictures.items():
+        with atomic_write(out / f"{stem}.png") as temporary:
+            picture.save(temporary)
+    with atomic_write(out / f"{name}.json") as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,175 @@
+"""Gaussian curvature of the feature surfaces (paper, appendix "Calculation of Gaussian Curvature", and the figure
+"Comparing Gaussian curvature of critical features").
+
+Each channel of a map z (C, H, W) is a surface over the grid, with a spacing of one. Its curvature is
+
+    K = (z_xx z_yy - z_xy²) / (1 + z_x² + z_y²)²
+
+Channels are ranked within each image by the root mean square of the highest and the lowest curvature of their
+surface, and the k-th rank has a distribution over images.
+
+Curvature depends on the scale of z. So every measure is taken twice: of z as it is, and of z divided by the
+deviation of its own surfaces, which two models can be compared by.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from finola.errors import FinolaError, RecipeError, WeightsError
+from finola.masked import MaskedFinola
+from finola.model import FinolaAutoencoder
+
+QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
+TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}
+
+
+def gaussian_curvature(z: Tensor) -> Tensor:
+    """Surfaces z (..., H, W) -> their Gaussian curvature at each position, of the same shape.
+
+    First differences are central, and one-sided at the borders; the mixed one is taken along x and then along y.
+    Second differences are z(x-1) - 2 z(x) + z(x+1); a border position has that of its inner neighbour.
+
+    Raises:
+        FinolaError: fewer than 3 positions along a side.
+    """
+    if z.ndim < 2 or min(z.shape[-2:]) < 3:
+        raise FinolaError(f"z: got shape {tuple(z.shape)}, expected (..., H, W) with H and W of at least 3")
+    z_x, z_y = _first_difference(z, -1), _first_difference(z, -2)
+    z_xy = _first_difference(z_x, -2)
+    bend = _second_difference(z, -1) * _second_difference(z, -2) - z_xy**2
+    return bend / (1 + z_x**2 + z_y**2) ** 2
+
+
+def peak_curvature(z: Tensor, interior: bool = False) -> Tensor:
+    """Surfaces z (..., H, W) -> sqrt((K₊² + K₋²) / 2), (...), by which channels are ranked.
+
+    K₊ is the highest curvature of a surface if that is above zero, K₋ the lowest if that is below; else zero.
+
+    Args:
+        interior: leave the border positions out.
+    """
+    curvature = gaussian_curvature(z)
+    if interior:
+        curvature = curvature[..., 1:-1, 1:-1]
+    highest, lowest = curvature.amax((-2, -1)).clamp_min(0), curvature.amin((-2, -1)).clamp_max(0)
+    return ((highest**2 + lowest**2) / 2).sqrt()
+
+
+def standardise(z: Tensor) -> Tensor:
+    """A map z (C, H, W) divided by one number, the root mean square over all channels and positions of the
+    distance from the channel's mean. A map of flat surfaces stays as it is."""
+    deviation = (z - z.mean((-2, -1), keepdim=True)).square().mean().sqrt()
+    return z / deviation if deviation > 0 else z
+
+
+def feature_map(model: FinolaAutoencoder | MaskedFinola, x: Tensor) -> Tensor:
+    """Images x (B, 3, S, S) -> z (B, C, H, W): of an autoencoder the map that its vector grows to, of a masked
+    FINOLA the whole map that grows from the block in the middle.
+
+    Raises:
+        WeightsError: a model of another kind.
+    """
+    if isinstance(model, FinolaAutoencoder):
+        return model.grow(model.encode(x))
+    if isinstance(model, MaskedFinola):
+        corner = central_corner(model)
+        return model.grow(model.encode_block(x, corner), corner)
+    raise WeightsError(f"model: got one of kind {model.config.kind!r}, whose map does not grow; expected an "
+                       "autoencoder or a masked FINOLA")
+
+
+def central_corner(model: MaskedFinola) -> tuple[int, int]:
+    """The corner (y0, x0), in patches, of the block in the middle of the grid."""
+    return tuple((grid - block) // 2 for grid, block in zip(model.grid, model.block, strict=True))
+
+
+@dataclass(frozen=True)
+class Curvatures:
+    """The channels of N images ranked by peak curvature, each image by itself; `top` ranks are kept.
+
+    Attributes:
+        raw, standardised: (N, top) scores, the highest first, of z as it is and of z standardised.
+        leaders: (N,) int64, the channel that ranks first.
+        map_shape: (C, H, W) of z.
+    """
+
+    raw: Tensor
+    standardised: Tensor
+    leaders: Tensor
+    map_shape: tuple[int, int, int]
+
+    def distribution(self, name: str, ranks: Sequence[int]) -> list[dict[str, float]]:
+        """Mean and quantiles over the images of the scores at some ranks, counted from 1; `name` is "raw" or
+        "standardised"."""
+        rows = []
+        for rank in ranks:
+            scores = getattr(self, name)[:, rank - 1].double()
+            quantiles = {key: scores.quantile(q).item() for key, q in QUANTILES.items()}
+            rows.append({"rank": rank, "mean": scores.mean().item(), **quantiles})
+        return rows
+
+
+@torch.no_grad()
+def measure_curvature(
+    model: FinolaAutoencoder | MaskedFinola, batches: Iterable[dict[str, Tensor]], top: int, interior: bool = False
+) -> Curvatures:
+    """Rank the channels of every image of batches {"image": (B, 3, S, S)}; the model in evaluation mode.
+
+    Memory beside one batch of maps: `top` numbers for each image.
+
+    Raises:
+        RecipeError: `top` below 1 or above the channels of the map. WeightsError: see `feature_map`.
+    """
+    ranked = []
+    for batch in batches:
+        for z in feature_map(model, batch["image"]).float():  # one at a time: the curvature takes several maps' room
+            if not 1 <= top <= len(z):
+                raise RecipeError(f"top: got {top}, expected 1 to {len(z)}, the channels of the map")
+            raw, channels = peak_curvature(z, interior).topk(top)
+            standardised = peak_curvature(standardise(z), interior).topk(top).values
+            ranked.append((raw.cpu(), standardised.cpu(), channels[0].cpu()))
+    return Curvatures(*(torch.stack(part) for part in zip(*ranked, strict=True)), tuple(z.shape))
+
+
+def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
+    """Rank against peak curvature, the models over one another: the median over images, and from the 10th to the
+    90th percentile. Left z as it is, right standardised.
+
+    Args:
+        measured: what the legend calls a model -> its curvatures, all with the same number of ranks.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained", dpi=110)
+    for axes, name in zip(figure.subplots(1, 2), ("raw", "standardised"), strict=True):
+        for label, curvatures in measured.items():
+            scores = getattr(curvatures, name).double()
+            low, middle, high = (scores.quantile(q, dim=0) for q in QUANTILES.values())  # (top,) each
+            ranks = range(1, len(middle) + 1)
+            (line,) = axes.plot(ranks, middle, label=label)
+            axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+        axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
+        axes.set_ylabel("peak Gaussian curvature (root mean square)")
+        axes.grid(alpha=0.3)
+        axes.legend(title="median, 10 to 90 % of images")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Image.open(buffer).convert("RGB")
+
+
+def _first_difference(z: Tensor, dim: int) -> Tensor:
+    return torch.gradient(z, dim=dim)[0]  # central inside, one-sided at the ends
+
+
+def _second_difference(z: Tensor, dim: int) -> Tensor:
+    n = z.shape[dim]
+    before, here, after = (z.narrow(dim, start, n - 2) for start in range(3))
+    nearest = torch.arange(n, device=z.device).clamp(1, n - 2) - 1
+    return (before - 2 * here + after).index_select(dim, nearest)

@@ -1,0 +1,265 @@
+"""What the space of the vectors q holds (paper, appendix "Inspecting the Embedding Space"): the mean vector, the
+line through it, samples, mixtures and principal components, each decoded to a picture and measured.
+
+Shapes: q (E, C) float64; pictures (E, 3, S, S) float RGB, clamped to [0, 1]; m is the mean vector (C,) of many
+images, E the examples at hand. Differences of pictures are in 8-bit levels, 0 to 255.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from finola.analysis.statistics import Components, Statistics, principal_components
+from finola.errors import DataError, FinolaError, RecipeError
+from finola.metrics import psnr
+from finola.model import FinolaAutoencoder
+from finola.pictures import panel
+
+FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
+LINE = (2.0, 1.0, 0.5, 0.0, -0.5, -1.0)  # the same line, beyond both ends; 2 is 2q - m and -1 is 2m - q
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture
+SAMPLES = 16
+BATCH = 16  # vectors decoded at once
+ROWS = 6  # examples shown in a picture
+
+
+# --- vectors -----------------------------------------------------------------------------------------------
+
+
+def along_line(q: Tensor, mean: Tensor, share: float) -> Tensor:
+    """m + share · (q - m): q for share 1, the mean for 0."""
+    return mean + share * (q - mean)
+
+
+def mirror(q: Tensor, mean: Tensor) -> Tensor:
+    """2m - q, as far beyond the mean as q is on its side. Mirrored twice, q is itself again."""
+    return 2 * mean - q
+
+
+def mirror_as_printed(q: Tensor, mean: Tensor) -> Tensor:
+    """2q - m, the paper's formula as it stands: twice as far from the mean as q, on the same side."""
+    return 2 * q - mean
+
+
+def mix(a: Tensor, b: Tensor, share: float) -> Tensor:
+    """share · a + (1 - share) · b, of vectors or of pictures."""
+    return share * a + (1 - share) * b
+
+
+def sample(mean: Tensor, components: Components, count: int, seed: int) -> Tensor:
+    """Vectors (count, C) from the normal distribution with this mean and covariance.
+
+    The noise is multiplied by the symmetric root of the covariance, so that samples do not hang on the signs of the
+    components, which differ between machines.
+    """
+    noise = torch.randn(count, len(mean), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return mean + (noise @ components.vectors * components.variances.sqrt()) @ components.vectors.T
+
+
+def project(q: Tensor, mean: Tensor, components: Components, count: int) -> Tensor:
+    """m + V Vᵀ (q - m) with the first `count` components V; with all of them, q itself.
+
+    Raises:
+        RecipeError: `count` below 1 or above C.
+    """
+    if not 1 <= count <= len(mean):
+        raise RecipeError(f"components: got {count}, expected 1 to {len(mean)}, the length of q")
+    first = components.vectors[:, :count]
+    return mean + (q - mean) @ first @ first.T
+
+
+# --- measures of pictures ----------------------------------------------------------------------------------
+
+
+def grayness(x: Tensor) -> dict[str, float]:
+    """How far a picture (3, H, W) is from one gray, as mean absolute deviations in 8-bit levels: of each pixel's
+    channels from their mean, and of the pixels from the picture's mean colour. A plain gray has 0 and 0."""
+    channels = (x - x.mean(0)).abs().mean()
+    pixels = (x - x.mean((1, 2), keepdim=True)).abs().mean()
+    return {"channels": 255 * channels.item(), "pixels": 255 * pixels.item()}
+
+
+def colour_correlation(a: Tensor, b: Tensor) -> dict[str, float]:
+    """Correlation over the pixels of two sets of pictures (E, 3, H, W), mean over the E pairs.
+
+    `values` is that of all red, green and blue values, `hues` of what is left when each pixel's gray is taken
+    away. Reversed colours have -1 in both."""
+    hues = [x - x.mean(1, keepdim=True) for x in (a, b)]
+    return {"values": _correlation(a, b), "hues": _correlation(*hues)}
+
+
+def roughness(x: Tensor) -> float:
+    """Mean absolute difference of neighbouring pixels of pictures (E, 3, H, W), in 8-bit levels."""
+    across, down = x.diff(dim=-1).abs().mean(), x.diff(dim=-2).abs().mean()
+    return 255 * ((across + down) / 2).item()
+
+
+# --- studies: one picture and its numbers each -------------------------------------------------------------
+
+
+class Study(NamedTuple):
+    numbers: dict
+    picture: Image.Image
+
+
+@dataclass(frozen=True)
+class EmbeddingSpace:
+    """A model's embedding space, known by its statistics over many images, with some examples.
+
+    Attributes:
+        model: in evaluation mode, on any device.
+        mean, components, images: m, the principal components, and the number of images they are of.
+        names: of the E examples.
+        x, q, x_hat: the examples, their vectors and their reconstructions.
+    """
+
+    model: FinolaAutoencoder
+    mean: Tensor
+    components: Components
+    images: int
+    names: Sequence[str]
+    x: Tensor
+    q: Tensor
+    x_hat: Tensor
+
+    @torch.no_grad()
+    def decode(self, q: Tensor) -> Tensor:
+        """q (n, C) -> pictures (n, 3, S, S) on the CPU, clamped."""
+        device = self.model.mean.device
+        return torch.cat([self.model.decode(part.float().to(device)).clamp(0, 1).cpu() for part in q.split(BATCH)])
+
+    def shown(self) -> list[int]:
+        """The examples that pictures show: at most ROWS, spread evenly."""
+        count = len(self.x)
+        return list(range(count)) if count <= ROWS else [i * count // ROWS for i in range(ROWS)]
+
+
+@torch.no_grad()
+def embedding_space(
+    model: FinolaAutoencoder, statistics: Statistics, names: Sequence[str], x: Tensor
+) -> EmbeddingSpace:
+    """Take statistics of many images and examples x (E, 3, S, S) together.
+
+    Raises:
+        DataError: fewer than two examples, or statistics of fewer than two images. FinolaError: a model in
+            training mode, or statistics of vectors of another length.
+    """
+    if model.training:
+        raise FinolaError("model: is in training mode; call model.eval() first")
+    if len(statistics.mean) != model.config.embed_dim:
+        raise FinolaError(f"statistics: of vectors of {len(statistics.mean)} numbers, expected "
+                          f"{model.config.embed_dim}, as the model makes them")
+    if len(x) < 2:
+        raise DataError(f"examples: got {len(x)} pictures, expected at least 2, so that there is a mixture")
+    components = principal_components(statistics)
+    device = model.mean.device
+    q = torch.cat([model.encode(part.to(device)).cpu() for part in x.split(BATCH)]).double()
+    x_hat = torch.cat([model.decode(part.float().to(device)).clamp(0, 1).cpu() for part in q.split(BATCH)])
+    return EmbeddingSpace(model, statistics.mean, components, statistics.count, names, x, q, x_hat)
+
+
+def study_mean(space: EmbeddingSpace) -> Study:
+    """The picture of the mean vector, which the paper finds to be gray."""
+    picture = space.decode(space.mean[None])
+    colour = [255 * value for value in picture[0].mean((1, 2)).tolist()]
+    numbers = {"images": space.images, "mean_colour": colour, "deviation": grayness(picture[0])}
+    return Study(numbers, panel([picture], ["decoded mean"], [[f"of {space.images} vectors"]]))
+
+
+def study_fade(space: EmbeddingSpace) -> Study:
+    """From q to the mean: pictures keep their content and lose their colours and contrast."""
+    steps = [space.decode(along_line(space.q, space.mean, share)) for share in FADE]
+    gray = steps[-1]
+    numbers = [
+        {"share": share, "distance_from_mean_picture": 255 * (step - gray).abs().mean().item(),
+         "correlation_with_reconstruction": colour_correlation(step, space.x_hat) if share else None}
+        for share, step in zip(FADE, steps, strict=True)
+    ]
+    captions = ["original", "q", *(f"m + {share:g} (q - m)" for share in FADE[1:-1]), "mean m"]
+    return Study({"steps": numbers}, _rows(space, [space.x, *steps], captions))
+
+
+def study_mirror(space: EmbeddingSpace) -> Study:
+    """The line from q through the mean to its mirror: 2m - q, which reverses the colours as the paper describes,
+    and 2q - m, which it prints."""
+    line = [space.decode(along_line(space.q, space.mean, share)) for share in LINE]
+    readings = {"2m - q": mirror(space.q, space.mean), "2q - m": mirror_as_printed(space.q, space.mean)}
+    numbers = {name: {"correlation_with_reconstruction": colour_correlation(space.decode(q), space.x_hat)}
+               for name, q in readings.items()}
+    captions = ["original", "2q - m (printed)", "q", "(q + m) / 2", "mean m", "(3m - q) / 2", "2m - q (mirror)"]
+    return Study(numbers, _rows(space, [space.x, *line], captions))
+
+
+def study_samples(space: EmbeddingSpace, seed: int) -> Study:
+    """Vectors drawn from the mean and covariance, which the paper finds to give noise."""
+    pictures = space.decode(sample(space.mean, space.components, SAMPLES, seed))
+    numbers = {"seed": seed, "samples": SAMPLES, "roughness": roughness(pictures),
+               "roughness_of_reconstructions": roughness(space.x_hat)}
+    half = SAMPLES // 2
+    labels = [f"samples from the mean and covariance of {space.images} vectors, seed {seed}", ""]
+    return Study(numbers, panel([pictures[:half], pictures[half:]], labels))
+
+
+def study_mixtures(space: EmbeddingSpace) -> Study:
+    """Each example mixed with the next: vectors mixed and decoded, beside the pixels mixed."""
+    numbers, rows, labels, captions = [], [], [], []
+    a, b = slice(None, -1), slice(1, None)
+    vectors = [space.decode(mix(space.q[a], space.q[b], share)) for share in SHARES]
+    originals = [mix(space.x[a], space.x[b], share) for share in SHARES]
+    scores = [psnr(v, o) for v, o in zip(vectors, originals, strict=True)]
+    for share, v, score in zip(SHARES, vectors, scores, strict=True):
+        pixels = mix(space.x_hat[a], space.x_hat[b], share)
+        numbers.append({"share": share, "psnr_to_mixed_originals": score.mean().item(),
+                        "psnr_to_mixed_reconstructions": psnr(v, pixels).mean().item(),
+                        "correlation_with_mixed_originals": colour_correlation(v, originals[SHARES.index(share)])})
+    for i, (first, second) in list(enumerate(pairwise(space.names)))[: ROWS // 2]:
+        rows += [torch.stack([v[i] for v in vectors]), torch.stack([o[i] for o in originals])]
+        labels += [f"{first} with {second}: vectors mixed", "pixels of the originals mixed"]
+        captions += [[f"{share:g} q1: {score[i]:.2f} dB" for share, score in zip(SHARES, scores, strict=True)],
+                     [f"{share:g} of the first" for share in SHARES]]
+    return Study({"pairs": len(space.x) - 1, "shares": numbers}, panel(rows, labels, captions))
+
+
+def study_components(space: EmbeddingSpace, counts: Sequence[int]) -> Study:
+    """Reconstructions from the first K principal components, for some K.
+
+    Raises:
+        RecipeError: a K out of range. DataError: a K below C that the statistics are of too few images for; n
+            images tell n - 1 components apart.
+    """
+    dim = len(space.mean)
+    for count in counts:
+        if space.images <= count < dim:
+            raise DataError(f"components: {count} of {dim} need statistics of at least {count + 1} images, got "
+                            f"{space.images}; take more images or fewer components")
+    pictures = [space.decode(project(space.q, space.mean, space.components, count)) for count in counts]
+    scores = [psnr(picture, space.x) for picture in pictures]
+    numbers = [{"components": count, "explained_variance": space.components.explained(count),
+                "psnr": score.mean().item()} for count, score in zip(counts, scores, strict=True)]
+    captions = ["original", *(f"K = {count}" for count in counts)]
+    return Study({"counts": numbers}, _rows(space, [space.x, *pictures], captions))
+
+
+def default_counts(dim: int) -> list[int]:
+    """C/16 (the paper's 192 of 3072), C/8, C/4, C/2 and C components."""
+    return sorted({max(1, dim // part) for part in (16, 8, 4, 2, 1)})
+
+
+def _rows(space: EmbeddingSpace, columns: Sequence[Tensor], captions: Sequence[str]) -> Image.Image:
+    """One row for each example shown; `columns` are pictures (E, 3, S, S) each."""
+    rows = [torch.stack([column[i] for column in columns]) for i in space.shown()]
+    names = [space.names[i] for i in space.shown()]
+    return panel(rows, names, [captions] * len(rows), max_columns=len(columns))
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    """Pearson's, for each pair of pictures over all its values; mean over the pairs. A plain picture has 0."""
+    a, b = (x.double().flatten(1) - x.double().flatten(1).mean(1, keepdim=True) for x in (a, b))
+    return torch.cosine_similarity(a, b, dim=1).mean().item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from finola.data import ResidentImages, ResidentLoader, build_loader
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
 from finola.evaluate import Subset
-from finola.evaluate_classifier import neighbours_accuracy
+from finola.evaluate_classifier import NEIGHBOURS, neighbours_accuracy
 from finola.features import FeatureLoader, FrozenFeatures
 from finola.recipe import Recipe
 
@@ -50,6 +51,14 @@ class Images(LightningDataModule):
         return self.recipe.optim.epochs * math.ceil(batches / accumulate)
 
     @property
+    def has_neighbours(self) -> bool:
+        """Whether k-NN can be measured: all images labelled, the same classes on both sides, enough images to vote."""
+        if self.val is None or len(self.train) < NEIGHBOURS or len(self.train.classes) < 2:
+            return False
+        labelled = all((dataset.labels >= 0).all() for dataset in (self.train, self.val))
+        return labelled and self.train.classes == self.val.classes
+
+    @property
     def probing(self) -> bool:
         return self.recipe.optim.freeze_encoder and self.model.config.kind == "classifier"
 
@@ -77,6 +86,10 @@ class Images(LightningDataModule):
             return loader
         features = self._features(loader, sum(map(len, loader.sampler.batches(0))), "val")
         return FeatureLoader(features, batch_size=self._batch_size, train=False, device=self._device)
+
+    def teardown(self, stage: str) -> None:
+        """The run is over: its features, gigabytes perhaps, are of no further use."""
+        shutil.rmtree(self._feature_folder, ignore_errors=True)
 
     def squares(self, dataset):
         """Every image's centre square, in order, in each process alike."""
@@ -109,9 +122,12 @@ class Images(LightningDataModule):
         return min(self.recipe.data.num_workers, cores)
 
     def _features(self, batches, count: int, name: str) -> FrozenFeatures:
-        folder = self.folder / "features" / f"{name}_{self.trainer.global_rank}"
         with self.trainer.precision_plugin.forward_context():
-            return FrozenFeatures.collect(self.model, batches, count, folder)
+            return FrozenFeatures.collect(self.model, batches, count, self._feature_folder / name)
+
+    @property
+    def _feature_folder(self) -> Path:
+        return self.folder / f"features_{self.trainer.global_rank}"
 
     def _loader(self, dataset, *, train: bool, **options):
         section = self.recipe.data

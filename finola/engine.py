@@ -6,6 +6,7 @@
 A run's folder:
     recipe.yaml            what was run
     last.ckpt              the newest checkpoint
+    features_0/            what a frozen encoder gives for the images, while a probe runs; one for each process
     csv/, tensorboard/     logs; each resume starts a new csv version
     panels/                one picture for each validation: reconstructions, predictions, or the confusion of classes
     weights.safetensors, result.json, curve.png, panel.png    written when the run ends
@@ -91,6 +92,7 @@ def fit(
         SystemExit: 128 + the signal's number, after SIGTERM or SIGINT and a last checkpoint.
     """
     started, out = time.monotonic(), Path(out)
+    _check_options(recipe, init_from, num_classes, new_head)
     torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
     _check_folder(out, resume)
     images = Images(recipe, open_data(data), open_data(val) if val else None, out)
@@ -138,15 +140,18 @@ def _model_config(recipe: Recipe, images: Images, num_classes: int | None):
     config = recipe.model_config()
     if config.kind != "classifier":
         return config
+    require_labels(images.train)
+    if images.val is not None:
+        require_labels(images.val)
+        check_same_classes(images.train, images.val)
     classes, source = tuple(images.train.classes), images.train.source
+    if len(classes) < 2:
+        raise DataError(f"{source}: holds 1 class ({classes[0]}), expected at least 2; name the folder above the"
+                        " class folders")
     wanted = num_classes or recipe.model.overrides.get("num_classes", len(classes))
     if wanted != len(classes):
         raise DataError(f"{source}: holds {len(classes)} classes, expected {wanted}; correct --num-classes or"
                         " model.num_classes, or choose other data")
-    for dataset in filter(None, (images.train, images.val)):
-        require_labels(dataset)
-    if images.val is not None:
-        check_same_classes(images.train, images.val)
     return replace(config, num_classes=len(classes), classes=classes)
 
 
@@ -160,7 +165,7 @@ def _task(recipe: Recipe, config, images: Images, out: Path) -> Task:
         panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
     )
     every = recipe.trainer.knn_every
-    if every is not None and images.val is not None and len(images.train.classes) > 1:
+    if every is not None and images.has_neighbours:
         due = lambda: (len(task.history) + 1) % every == 0  # noqa: E731
         task.neighbours = lambda: images.neighbours_accuracy(task.model) if due() else None
     return task
@@ -212,6 +217,18 @@ def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
 
 
 # checks -------------------------------------------------------------------------------------------
+
+
+def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool) -> None:
+    """`num_classes` and `new_head` say what becomes of a classifier's head: there must be one."""
+    kind = recipe.model_config().kind
+    for option, given in (("--num-classes", num_classes is not None), ("--new-head", new_head)):
+        if given and kind != "classifier":
+            raise RecipeError(f"{option}: is for classifiers, {recipe.name} trains a model of kind {kind!r}; leave it"
+                              " out, or choose a recipe for a classifier")
+    if new_head and not init_from:
+        raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"
+                          " out")
 
 
 def _read_checkpoint(path: Path) -> dict:

@@ -111,7 +111,8 @@ class TrainerSection:
     """How it runs; a checkpoint is written every `checkpoint_steps` steps, every `checkpoint_minutes` minutes
     (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision
     64-true is for checks: in fp32 two ways to the same gradient drift apart by rounding alone.
-    Every `knn_every`-th validation measures the k-NN accuracy of the encoder too."""
+    Every `knn_every`-th validation measures the k-NN accuracy of the encoder too, where training and validation
+    images have labels of the same classes (and there are 20 training images to vote)."""
 
     precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true", "64-true"))
     accumulate: int = _option(1, low=1)
@@ -430,22 +431,22 @@ def _check_together(recipe: Recipe, where: str) -> None:
     if optim.batch_size % recipe.trainer.accumulate:
         raise RecipeError(f"{where}: optim.batch_size: got {optim.batch_size}, expected a multiple of"
                           f" trainer.accumulate = {recipe.trainer.accumulate}")
-    if not data.augment:
-        _check_unaugmented(recipe, where)
     try:
         kind = recipe.model_config().kind
     except FinolaError as error:
         raise RecipeError(f"{where}: {error}") from None
+    if not data.augment:
+        _check_unaugmented(recipe, kind, where)
     for key in ("layer_decay", "label_smoothing", "mixup", "cutmix", "random_erasing"):
         if getattr(optim, key) and kind != "classifier":
             raise RecipeError(f"{where}: optim.{key}: got {getattr(optim, key)}, which only classifiers have;"
                               f" {recipe.model.name} is none")
 
 
-def _check_unaugmented(recipe: Recipe, where: str) -> None:
+def _check_unaugmented(recipe: Recipe, kind: str, where: str) -> None:
     """`data.augment: false` is for features that are computed once."""
-    if not recipe.optim.freeze_encoder:
-        raise RecipeError(f"{where}: data.augment: got false, which needs optim.freeze_encoder: true")
+    if kind != "classifier" or not recipe.optim.freeze_encoder:
+        raise RecipeError(f"{where}: data.augment: got false, which needs a classifier and optim.freeze_encoder: true")
     changing = {"data.policy": recipe.data.policy, "optim.mixup": recipe.optim.mixup,
                 "optim.cutmix": recipe.optim.cutmix, "optim.random_erasing": recipe.optim.random_erasing}
     for key, value in changing.items():

@@ -40,6 +40,8 @@ def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False,
                            "recipe for that encoder, or other weights")
     if theirs.kind != ours.kind or new_head:
         _take_encoder(model.encoder, donor.encoder, source)
+        if ours.kind == "moco":
+            model.momentum_encoder.load_state_dict(model.encoder.state_dict())
         if theirs.kind == "masked" and theirs.variant == "element" and ours.kind == "autoencoder":
             _take_pooling_and_matrices(model, donor)
     elif ours.kind == "classifier":
@@ -79,7 +81,7 @@ def _classes(config) -> str:
 @torch.no_grad()
 def _take_pooling_and_matrices(model: nn.Module, donor: nn.Module) -> None:
     """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid."""
-    if donor.config.embed_dim != model.config.embed_dim:
+    if donor.pool.out.weight.shape != model.pool.out.weight.shape:
         return
     for name, matrix in donor.autoregression.named_parameters():
         if hasattr(model.autoregression, name):

@@ -68,11 +68,11 @@ def run(args: argparse.Namespace, check: Callable | None = None) -> None:
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
     recipe = load_recipe(args.recipe, args.overrides)
-    if check is not None:
-        check(recipe)
     if args.print_recipe:
         print(recipe.as_yaml(), end="")
         return
+    if check is not None:
+        check(recipe)
     if not args.data:
         raise RecipeError(f"--data is missing; name the folders of images to train {recipe.name} on")
     _train(args, recipe)

@@ -58,7 +58,8 @@ class Contrast(Task):
 
     def on_train_batch_start(self, batch, batch_idx):
         super().on_train_batch_start(batch, batch_idx)
-        self.model.update_momentum_encoder()
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:  # once an optimiser step
+            self.model.update_momentum_encoder()
 
     def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
         return self.model(batch["image"]), None  # (B, 2, 3, S, S)

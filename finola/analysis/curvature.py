@@ -157,6 +157,7 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
             axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
         axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
         axes.set_ylabel("peak Gaussian curvature (root mean square)")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(title="median, 10 to 90 % of images")
     buffer = io.BytesIO()

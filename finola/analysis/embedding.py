@@ -26,6 +26,7 @@ FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
 LINE = (2.0, 1.0, 0.5, 0.0, -0.5, -1.0)  # the same line, beyond both ends; 2 is 2q - m and -1 is 2m - q
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture
 SAMPLES = 16
+ENLARGED = 8  # times, the difference of the mean picture from its mean colour
 BATCH = 16  # vectors decoded at once
 ROWS = 6  # examples shown in a picture
 
@@ -64,13 +65,7 @@ def sample(mean: Tensor, components: Components, count: int, seed: int) -> Tenso
 
 
 def project(q: Tensor, mean: Tensor, components: Components, count: int) -> Tensor:
-    """m + V Vᵀ (q - m) with the first `count` components V; with all of them, q itself.
-
-    Raises:
-        RecipeError: `count` below 1 or above C.
-    """
-    if not 1 <= count <= len(mean):
-        raise RecipeError(f"components: got {count}, expected 1 to {len(mean)}, the length of q")
+    """m + V Vᵀ (q - m) with the first `count` components V; with all C of them, q itself."""
     first = components.vectors[:, :count]
     return mean + (q - mean) @ first @ first.T
 
@@ -170,7 +165,10 @@ def study_mean(space: EmbeddingSpace) -> Study:
     picture = space.decode(space.mean[None])
     colour = [255 * value for value in picture[0].mean((1, 2)).tolist()]
     numbers = {"images": space.images, "mean_colour": colour, "deviation": grayness(picture[0])}
-    return Study(numbers, panel([picture], ["decoded mean"], [[f"of {space.images} vectors"]]))
+    plain = picture.mean((2, 3), keepdim=True).expand_as(picture)
+    shown = torch.cat([picture, plain, 0.5 + ENLARGED * (picture - plain)])
+    captions = [f"of {space.images} vectors", "its mean colour", f"{ENLARGED} x the difference"]
+    return Study(numbers, panel([shown], ["the mean vector, decoded"], [captions]))
 
 
 def study_fade(space: EmbeddingSpace) -> Study:
@@ -209,42 +207,58 @@ def study_samples(space: EmbeddingSpace, seed: int) -> Study:
 
 def study_mixtures(space: EmbeddingSpace) -> Study:
     """Each example mixed with the next: vectors mixed and decoded, beside the pixels mixed."""
-    numbers, rows, labels, captions = [], [], [], []
-    a, b = slice(None, -1), slice(1, None)
-    vectors = [space.decode(mix(space.q[a], space.q[b], share)) for share in SHARES]
-    originals = [mix(space.x[a], space.x[b], share) for share in SHARES]
-    scores = [psnr(v, o) for v, o in zip(vectors, originals, strict=True)]
-    for share, v, score in zip(SHARES, vectors, scores, strict=True):
-        pixels = mix(space.x_hat[a], space.x_hat[b], share)
-        numbers.append({"share": share, "psnr_to_mixed_originals": score.mean().item(),
-                        "psnr_to_mixed_reconstructions": psnr(v, pixels).mean().item(),
-                        "correlation_with_mixed_originals": colour_correlation(v, originals[SHARES.index(share)])})
-    for i, (first, second) in list(enumerate(pairwise(space.names)))[: ROWS // 2]:
-        rows += [torch.stack([v[i] for v in vectors]), torch.stack([o[i] for o in originals])]
-        labels += [f"{first} with {second}: vectors mixed", "pixels of the originals mixed"]
-        captions += [[f"{share:g} q1: {score[i]:.2f} dB" for share, score in zip(SHARES, scores, strict=True)],
-                     [f"{share:g} of the first" for share in SHARES]]
+    first, second = slice(None, -1), slice(1, None)
+    vectors, pixels, scores, numbers = [], [], [], []
+    for share in SHARES:
+        vectors.append(space.decode(mix(space.q[first], space.q[second], share)))
+        pixels.append(mix(space.x[first], space.x[second], share))
+        scores.append(psnr(vectors[-1], pixels[-1]))  # (E - 1,)
+        reconstructions = mix(space.x_hat[first], space.x_hat[second], share)
+        numbers.append({
+            "share": share,
+            "psnr_to_mixed_originals": scores[-1].mean().item(),
+            "psnr_to_mixed_reconstructions": psnr(vectors[-1], reconstructions).mean().item(),
+            "correlation_with_mixed_originals": colour_correlation(vectors[-1], pixels[-1]),
+        })
+    rows, labels, captions = [], [], []
+    for i, (one, other) in list(enumerate(pairwise(space.names)))[: ROWS // 2]:
+        rows += [torch.stack([mixed[i] for mixed in vectors]), torch.stack([mixed[i] for mixed in pixels])]
+        labels += [f"{one} with {other}: vectors mixed; share of the first, and PSNR to the pixels mixed", "pixels mixed"]
+        captions += [[f"{share:.0%}: {score[i]:.2f} dB" for share, score in zip(SHARES, scores, strict=True)],
+                     [f"{share:.0%}" for share in SHARES]]
     return Study({"pairs": len(space.x) - 1, "shares": numbers}, panel(rows, labels, captions))
 
 
 def study_components(space: EmbeddingSpace, counts: Sequence[int]) -> Study:
-    """Reconstructions from the first K principal components, for some K.
-
-    Raises:
-        RecipeError: a K out of range. DataError: a K below C that the statistics are of too few images for; n
-            images tell n - 1 components apart.
-    """
-    dim = len(space.mean)
-    for count in counts:
-        if space.images <= count < dim:
-            raise DataError(f"components: {count} of {dim} need statistics of at least {count + 1} images, got "
-                            f"{space.images}; take more images or fewer components")
-    pictures = [space.decode(project(space.q, space.mean, space.components, count)) for count in counts]
-    scores = [psnr(picture, space.x) for picture in pictures]
-    numbers = [{"components": count, "explained_variance": space.components.explained(count),
-                "psnr": score.mean().item()} for count, score in zip(counts, scores, strict=True)]
+    """Reconstructions from the first K principal components, for each K of `counts`; errors as `check_counts`."""
+    check_counts(counts, len(space.mean), space.images)
+    vectors = [project(space.q, space.mean, space.components, count) for count in counts]
+    pictures = [space.decode(q) for q in vectors]
+    whole = (space.q - space.mean).square().sum()
+    numbers = [
+        {"components": count, "explained_variance": space.components.explained(count),
+         "explained_of_examples": 1 - ((space.q - q).square().sum() / whole).item(),
+         "psnr": psnr(picture, space.x).mean().item()}
+        for count, q, picture in zip(counts, vectors, pictures, strict=True)
+    ]
     captions = ["original", *(f"K = {count}" for count in counts)]
     return Study({"counts": numbers}, _rows(space, [space.x, *pictures], captions))
+
+
+def check_counts(counts: Sequence[int], dim: int, images: int) -> None:
+    """Whether statistics of so many images have that many of `dim` principal components, each count by itself.
+
+    n images tell n - 1 components apart; all `dim` of them need no telling apart.
+
+    Raises:
+        RecipeError: a count out of range. DataError: too few images for it.
+    """
+    for count in counts:
+        if not 1 <= count <= dim:
+            raise RecipeError(f"components: got {count}, expected 1 to {dim}, the length of q")
+        if images <= count < dim:
+            raise DataError(f"components: {count} of {dim} need statistics of at least {count + 1} images, got "
+                            f"{images}; take more images or fewer components")
 
 
 def default_counts(dim: int) -> list[int]:

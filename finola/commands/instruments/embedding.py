@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     names, x = [path.stem for path in paths], _load(paths, model.config.image_size)
     counts = args.components or embedding.default_counts(model.config.embed_dim)
     weights = _weights_path(args)
-    statistics, source = _statistics(args, model, weights, out)
+    statistics, source = _statistics(args, model, weights, counts, out)
     space = embedding.embedding_space(model, statistics, names, x)
     studies = {
         "mean": lambda: embedding.study_mean(space),
@@ -113,8 +113,9 @@ def _weights_path(args: argparse.Namespace) -> Path:
     return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
 
 
-def _statistics(args: argparse.Namespace, model, weights: Path, out: Path):
+def _statistics(args: argparse.Namespace, model, weights: Path, counts: list[int], out: Path):
     """The statistics, read or made and kept, and of which images they are."""
+    from finola.analysis.embedding import check_counts
     from finola.analysis.statistics import embedding_statistics, load_statistics, save_statistics
     from finola.commands.measures import squares
     from finola.weights import weights_hash
@@ -123,6 +124,7 @@ def _statistics(args: argparse.Namespace, model, weights: Path, out: Path):
     if args.statistics:
         return load_statistics(args.statistics, sha256, model.config.embed_dim)
     dataset = open_limited(args.data, args.limit)
+    check_counts(counts, model.config.embed_dim, len(dataset))  # here too, since the pass may be long
     show = sys.stderr.isatty() and not args.json
     statistics = embedding_statistics(model, squares(args, dataset, model, show, "statistics"))
     source = {"data": " ".join(args.data), "images": str(len(dataset)), "resample": args.resample}
@@ -168,7 +170,7 @@ def _summary(result: dict, out: Path) -> str:
         f"half of each: the mixed vectors' picture is at {half['psnr_to_mixed_reconstructions']:.2f} dB of the mixed "
         "reconstructions",
         *(f"{row['components']} components: {100 * row['explained_variance']:.1f} % of the variance, "
-          f"{row['psnr']:.2f} dB" for row in result["components"]["counts"]),
+          f"{100 * row['explained_of_examples']:.1f} % of the examples', {row['psnr']:.2f} dB" for row in result["components"]["counts"]),
         f"pictures and embedding.json in {out}",
     ]
     return "\n".join(lines)

@@ -47,15 +47,31 @@ def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False,
     elif ours.kind == "classifier":
         _take_classifier(model, donor, source, new_classes)
     else:
-        load_state(model, donor.state_dict(), source)
+        _take_all(model, donor, donor.state_dict(), source)
+
+
+def _take_all(model: nn.Module, donor: nn.Module, state: dict[str, Tensor], source: str | Path) -> None:
+    """Load the donor's `state`; where it does not fit, say in what the two configurations differ."""
+    try:
+        load_state(model, state, source)
+    except WeightsError as error:
+        theirs, ours = donor.config.to_dict(), model.config.to_dict()
+        differing = ", ".join(f"{key} {theirs[key]} there, {ours[key]} in the recipe"
+                              for key in ours if theirs[key] != ours[key])
+        raise WeightsError(f"{error} ({differing})") from None
 
 
 def _take_encoder(encoder: nn.Module, donor: nn.Module, source: str | Path) -> None:
+    load_state(encoder, _encoder_state(encoder, donor), source)
+
+
+def _encoder_state(encoder: nn.Module, donor: nn.Module) -> dict[str, Tensor]:
+    """The donor's tensors, the position embedding of a ViT resampled to the size of `encoder`."""
     state, grid = donor.state_dict(), getattr(getattr(encoder, "patch_embed", None), "grid_size", None)
-    if grid is not None:  # a ViT, perhaps of another image size
+    if grid is not None:
         state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], list(grid),
                                                     num_prefix_tokens=encoder.num_prefix_tokens)
-    load_state(encoder, state, source)
+    return state
 
 
 def _take_classifier(model: nn.Module, donor: nn.Module, source: str | Path, new_classes: bool) -> None:
@@ -69,8 +85,8 @@ def _take_classifier(model: nn.Module, donor: nn.Module, source: str | Path, new
                            f"{ours.num_classes} for a new last layer, or --new-head to keep the encoder alone")
     if not same:
         donor.reset_classifier(ours.num_classes, ours.classes)
-    _take_encoder(model.encoder, donor.encoder, source)
-    load_state(model.head, donor.head.state_dict(), source)
+    encoder = {f"encoder.{name}": tensor for name, tensor in _encoder_state(model.encoder, donor.encoder).items()}
+    _take_all(model, donor, donor.state_dict() | encoder, source)
 
 
 def _classes(config) -> str:

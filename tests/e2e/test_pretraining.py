@@ -16,6 +16,7 @@ from finola.recipe import load_recipe
 from finola.weights import load_weights
 
 engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+pytest.importorskip("lightly", reason="MAE, SimMIM and MoCo need the extra 'ssl'")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # 64-px images, a grid of 4x4 patches, a visible block of 2x2

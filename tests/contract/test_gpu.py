@@ -49,3 +49,21 @@ def test_a_model_trains_and_its_weights_travel(tmp_path):
     with torch.no_grad():
         on_cpu = load_weights(tmp_path / "w.safetensors").eval()(x.cpu())
         torch.testing.assert_close(model.eval()(x).cpu(), on_cpu, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(("recipe", "overrides"), [
+    ("masked_b_w720", ["--model.block_size", "2", "--model.decoder_depth", "1"]),
+    ("masked_e_w720", ["--model.block_size", "2"]),
+    ("lin_w720", ["--data.augment", "false"]),
+    ("tran1_ft_w720", ["--optim.mixup", "0.8", "--optim.cutmix", "1.0"]),
+])
+def test_a_recipe_runs_on_the_gpu(recipe, overrides, images, tmp_path):
+    from finola.engine import fit
+    from finola.recipe import load_recipe
+
+    recipe = load_recipe(f"imagenette/{recipe}", [
+        "--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "64", "--optim.epochs", "2",
+        "--optim.batch_size", "6", "--trainer.accelerator", "gpu", "--trainer.devices", "1", *overrides])
+    result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert result["finished"] and result["step"] == 4
+    assert load_weights(tmp_path / "run" / "weights.safetensors").config.image_size == 64

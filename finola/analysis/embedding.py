@@ -223,7 +223,7 @@ def study_mixtures(space: EmbeddingSpace) -> Study:
     rows, labels, captions = [], [], []
     for i, (one, other) in list(enumerate(pairwise(space.names)))[: ROWS // 2]:
         rows += [torch.stack([mixed[i] for mixed in vectors]), torch.stack([mixed[i] for mixed in pixels])]
-        labels += [f"{one} with {other}: vectors mixed; share of the first, and PSNR to the pixels mixed", "pixels mixed"]
+        labels += [f"{one} with {other}: vectors mixed; share of {one}, and PSNR to the pixels mixed", "pixels mixed"]
         captions += [[f"{share:.0%}: {score[i]:.2f} dB" for share, score in zip(SHARES, scores, strict=True)],
                      [f"{share:.0%}" for share in SHARES]]
     return Study({"pairs": len(space.x) - 1, "shares": numbers}, panel(rows, labels, captions))

@@ -170,7 +170,8 @@ def _summary(result: dict, out: Path) -> str:
         f"half of each: the mixed vectors' picture is at {half['psnr_to_mixed_reconstructions']:.2f} dB of the mixed "
         "reconstructions",
         *(f"{row['components']} components: {100 * row['explained_variance']:.1f} % of the variance, "
-          f"{100 * row['explained_of_examples']:.1f} % of the examples', {row['psnr']:.2f} dB" for row in result["components"]["counts"]),
+          f"{100 * row['explained_of_examples']:.1f} % of the examples', {row['psnr']:.2f} dB"
+          for row in result["components"]["counts"]),
         f"pictures and embedding.json in {out}",
     ]
     return "\n".join(lines)

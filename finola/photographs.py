@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +98,8 @@ def reconstruct(
         original = fit(original, size)
     rows, columns = cover(original.height, size), cover(original.width, size)
     corners = [(y, x) for y in rows.starts for x in columns.starts]
-    squares = _reconstructed(model, _padded(original, size), corners, batch_size, progress)
-    painted = _blend(squares, rows, columns).crop((0, 0, *original.size))
+    squares = _reconstructed(model, padded(original, size), corners, batch_size, progress)
+    painted = blend(squares, rows, columns).crop((0, 0, *original.size))
     return Reconstruction(
         original, painted, picture_psnr(painted, original), (len(rows.starts), len(columns.starts))
     )
@@ -128,13 +129,14 @@ class Cover:
     weights: Tensor
 
 
-def cover(length: int, size: int) -> Cover:
-    """As few tiles of `size` pixels as share `size` // 8 with the next, spread evenly from end to end."""
-    length, overlap = max(length, size), size // 8
+def cover(length: int, size: int, overlap: int | None = None) -> Cover:
+    """As few tiles of `size` pixels as share `overlap` (`size` // 8) with the next, spread evenly from end to end."""
+    length, overlap = max(length, size), size // 8 if overlap is None else overlap
     count = max(1, math.ceil((length - overlap) / (size - overlap)))
     starts = [round(i * (length - size) / max(count - 1, 1)) for i in range(count)]
+    shared = max([size - (b - a) for a, b in pairwise(starts)], default=0)
     inner = torch.arange(size) + 0.5
-    slope = torch.minimum(inner, size - inner).clamp(max=overlap)  # (size,) up, flat, down
+    slope = torch.minimum(inner, size - inner).clamp(max=max(shared, 1))  # (size,) up, flat, down
     total = torch.zeros(length)
     for start in starts:
         total[start : start + size] += slope
@@ -157,9 +159,11 @@ def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
     return to_rgb(ImageOps.exif_transpose(image))
 
 
-def _padded(image: Image.Image, size: int) -> np.ndarray:
+def padded(image: Image.Image, size: int) -> np.ndarray:
     """(H, W, 3) uint8 with both sides at least `size`; a shorter one is mirrored over and over."""
     missing = [(0, max(0, size - side)) for side in (image.height, image.width)]
+    if missing == [(0, 0), (0, 0)]:
+        return np.asarray(image)
     return np.pad(np.asarray(image), [*missing, (0, 0)], mode="symmetric")
 
 
@@ -183,7 +187,7 @@ def _reconstructed(
             yield from x_hat
 
 
-def _blend(squares: Iterator[Tensor], rows: Cover, columns: Cover) -> Image.Image:
+def blend(squares: Iterator[Tensor], rows: Cover, columns: Cover) -> Image.Image:
     """Paint the squares, given row by row, into one picture; only one row of them is held as floats."""
     size = rows.weights.shape[1]
     canvas = Image.new("RGB", (columns.length, rows.length))

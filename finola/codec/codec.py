@@ -1,0 +1,178 @@
+"""A photograph <-> the bytes of a `.fnl` file.
+
+    picture -> tiles -> model.encode -> q -> grid -> symbols -> entropy coder -> payload -> container
+    picture <- tiles <- model.decode <- q <- grid <- symbols <- entropy coder <- payload <- container
+
+The paper (section "Comparison with Baselines", Table "Image compression") quantises q uniformly per channel, 4 bits
+each and no entropy coding: `compress(image, bits=4, entropy=False)`. Everything else is beyond it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from finola.codec.calibration import Calibration, find_calibration
+from finola.codec.container import Header, Mode, pack, unpack
+from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
+from finola.codec.refine import picture, refine
+from finola.codec.tiles import Tiling
+from finola.errors import BitstreamError, FinolaError, RecipeError, WeightsError
+from finola.model import FinolaAutoencoder
+from finola.photographs import upright_rgb
+
+BATCH = 24
+
+
+class Codec:
+    """A model with its calibration, ready to code many pictures.
+
+    Args:
+        model: an autoencoder on any device; put into evaluation mode. None: the shipped one.
+        calibration: made for the model's weights; None: the shipped one, if it was.
+        batch_size: tiles at once.
+
+    Raises:
+        WeightsError: there is no calibration for these weights.
+    """
+
+    def __init__(self, model: FinolaAutoencoder | None = None, calibration: Calibration | None = None,
+                 batch_size: int = BATCH):
+        if batch_size < 1:
+            raise RecipeError(f"batch_size: got {batch_size}, expected at least 1")
+        self.model = (_shipped() if model is None else model).eval()
+        if not isinstance(self.model, FinolaAutoencoder):
+            raise WeightsError(f"model: got {type(self.model).__name__}, expected an autoencoder")
+        self.calibration = calibration or find_calibration(self.model)
+        if self.calibration.channels != self.model.config.embed_dim:
+            raise WeightsError(f"calibration: is for {self.calibration.channels} channels, the model has "
+                               f"{self.model.config.embed_dim}")
+        self.batch_size = batch_size
+
+    def compress(self, image, *, bits: int | None = None, quality: int | None = None, entropy: bool = True,
+                 refine: int = 0, side: int | None = None, overlap: int = 0, progress: bool = False) -> bytes:
+        """See `compress`."""
+        mode = Mode(4 if bits is None and quality is None else bits, quality, entropy)
+        image = upright_rgb(image)
+        side = self.side_of(quality) if side is None else side
+        header = Header(*image.size, side, overlap, mode, self.calibration.identity)
+        if fault := header.fault():
+            raise RecipeError(f"{fault}; this picture cannot be written so")
+        quantiser = self.calibration.quantiser(mode.bits, mode.quality)
+        with tqdm(total=header.tiles, desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
+            symbols = np.concatenate([*self._symbols(image, header, quantiser, refine, bar)])
+        if not mode.entropy:
+            return pack(header, pack_bits(symbols, mode.bits))
+        from finola.codec.entropy import encode
+
+        centres = quantiser.centres(torch.from_numpy(symbols)).numpy()
+        return pack(header, encode(symbols, centres, self.calibration, quantiser))
+
+    def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
+        """See `decompress`."""
+        header, symbols = self.read(data)
+        quantiser = self.calibration.quantiser(header.mode.bits, header.mode.quality)
+        tiling = Tiling(header.width, header.height, header.side, header.overlap)
+        with tqdm(total=len(symbols), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
+            return tiling.paint(self._tiles(symbols, quantiser, header.side, bar))
+
+    def read(self, data: bytes) -> tuple[Header, np.ndarray]:
+        """The header of a stream and its symbols (tiles, C), without painting them.
+
+        Raises:
+            BitstreamError: see `decompress`.
+        """
+        header, payload = unpack(data)
+        if header.identity != self.calibration.identity:
+            raise BitstreamError(f"weights: the stream was written with {header.identity.hex()}, these weights and "
+                                 f"their calibration are {self.calibration.identity.hex()}; decode with the former")
+        shape, mode = (header.tiles, self.calibration.channels), header.mode
+        if not mode.entropy:
+            return header, unpack_bits(payload, shape, mode.bits)
+        from finola.codec.entropy import decode
+
+        return header, decode(payload, shape[0], self.calibration, self.calibration.quantiser(mode.bits, mode.quality))
+
+    def side_of(self, quality: int | None) -> int:
+        """Pixels of a tile where none are asked for."""
+        return self.model.config.image_size
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _symbols(self, image: Image.Image, header: Header, quantiser: Quantiser, steps: int,
+                 bar: tqdm) -> Iterator[np.ndarray]:
+        """Symbols of the tiles, batch after batch, (B, C) int16."""
+        tiling = Tiling(header.width, header.height, header.side, header.overlap)
+        for x, squares in tiling.cut(image, self.model.config.image_size, self.batch_size):
+            with torch.no_grad():
+                q = self.model.encode(squares.to(self.device)).float()
+            if not torch.isfinite(q).all():
+                raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
+            if steps:
+                symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps)
+            else:
+                symbols = quantiser.symbols(self.calibration.positions(q))
+            bar.update(len(q))
+            yield symbols.cpu().numpy().astype(np.int16)
+
+    @torch.no_grad()
+    def _tiles(self, symbols: np.ndarray, quantiser: Quantiser, side: int, bar: tqdm) -> Iterator[Tensor]:
+        """The tiles (3, side, side) that symbols (N, C) stand for."""
+        for first in range(0, len(symbols), self.batch_size):
+            chunk = torch.from_numpy(symbols[first : first + self.batch_size]).to(self.device)
+            q = self.calibration.vectors(quantiser.centres(chunk))
+            yield from picture(self.model, q, side).cpu()
+            bar.update(len(chunk))
+
+
+def compress(image, model: FinolaAutoencoder | None = None, *, bits: int | None = None, quality: int | None = None,
+             entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
+             calibration: Calibration | None = None) -> bytes:
+    """Compress a photograph.
+
+    Args:
+        image: a path or a PIL image of any size and mode (`finola.data.images`: how each becomes RGB).
+        model: None for the shipped one.
+        bits: 1 to 8 for each number of q; 4 where `quality` is not given either.
+        quality: 1 to 100, in place of `bits`: unequal steps, and tiles of a fitting size.
+        entropy: code the symbols by their probability; False is the paper's fixed length, for `bits` only.
+        refine: steps of gradient descent on q against this picture; slow, and never farther from it.
+        side: of a tile in pixels; the model's own for `bits`. Smaller tiles are sharper and take more bytes.
+        overlap: pixels that neighbouring tiles share.
+        calibration: of the model, for weights that are not shipped.
+
+    Returns:
+        The bytes of a `.fnl` file (`finola.codec.container`).
+
+    Raises:
+        DataError: a picture that cannot be read. RecipeError: an option out of range, a picture of more than
+            65,535 pixels a side or 89,478,485 in all. WeightsError: no calibration for the weights.
+    """
+    codec = Codec(model, calibration)
+    return codec.compress(image, bits=bits, quality=quality, entropy=entropy, refine=refine, side=side, overlap=overlap)
+
+
+def decompress(data: bytes, model: FinolaAutoencoder | None = None, *,
+               calibration: Calibration | None = None) -> Image.Image:
+    """The RGB picture, of its original size, in the bytes of a `.fnl` file.
+
+    Raises:
+        BitstreamError: damaged, cut short, of a newer version, or written with other weights.
+        WeightsError: no calibration for the weights.
+    """
+    return Codec(model, calibration).decompress(data)
+
+
+@cache
+def _shipped() -> FinolaAutoencoder:
+    from finola.registry import create_model
+
+    return create_model(pretrained=True)

@@ -178,7 +178,10 @@ class EpochLines(Callback):
     @rank_zero_only
     def on_train_epoch_end(self, trainer, task):
         metrics = trainer.callback_metrics
-        wanted = ["train/loss", *(f"{split}/{score}" for score in task.scores for split in ("train", "val")), "val/knn"]
+        validated = bool(task.history) and task.history[-1]["epoch"] == trainer.current_epoch
+        splits = ("train", "val") if validated else ("train",)
+        wanted = ["train/loss", *(f"{split}/{score}" for score in task.scores for split in splits)]
+        wanted += ["val/knn"] if validated and "val_knn" in task.history[-1] else []
         scores = [f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  "
               f"{'  '.join(scores)}", flush=True)

@@ -49,13 +49,13 @@ def chain(tmp_path_factory, one_thread):
     make_skies(folder, ["fog", "night", "sunset"])
     steps = [
         ("train", "masked_e_w720", None, ["--data.image_size", "64", "--data.resident_size", "64",
-                                          "--model.block_size", "2", "--optim.epochs", "5"]),
+                                          "--model.block_size", "2", "--optim.epochs", "2"]),
         ("probe", "lin_w720", "masked_e_w720", ["--data.image_size", "64", "--data.resident_size", "64",
-                                                "--data.augment", "false", "--optim.epochs", "30",
+                                                "--data.augment", "false", "--optim.epochs", "10",
                                                 "--optim.base_lr", "5"]),
-        ("probe", "tran1_w720", "masked_e_w720", ["--data.image_size", "64", "--optim.epochs", "10",
+        ("probe", "tran1_w720", "masked_e_w720", ["--data.image_size", "64", "--optim.epochs", "4",
                                                   "--optim.base_lr", "0.05"]),
-        ("finetune", "tran1_ft_w720", "tran1_w720", ["--data.image_size", "64", "--optim.epochs", "5",
+        ("finetune", "tran1_ft_w720", "tran1_w720", ["--data.image_size", "64", "--optim.epochs", "3",
                                                      "--optim.base_lr", "0.01"]),
     ]
     for command, name, source, options in steps:
@@ -82,7 +82,7 @@ def result_of(folder, run):
 
 @pytest.mark.parametrize("run", ["lin_w720", "tran1_w720", "tran1_ft_w720"])
 def test_each_step_learns_the_weather(chain, run):
-    assert result_of(chain, run)["val_top1"] > 80
+    assert result_of(chain, run)["val_top1"] > 80  # a third by chance
 
 
 def test_the_pre_trained_encoder_is_passed_on(chain):
@@ -102,6 +102,15 @@ def test_eval_finds_what_the_run_found(chain, run, tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["scores"]["top1"] == pytest.approx(result_of(chain, run)["val_top1"], abs=0.01)
     assert Image.open(tmp_path / "panel.png").size[0] > 100
+
+
+def test_eval_finds_the_psnr_of_the_masked_prediction(chain, capsys):
+    """In batches of the same size, and so by the same masks."""
+    finola("eval", weights_of(chain, "masked_e_w720"), "--data", chain / "val", "--batch-size", 8, "--json",
+           "--workers", 0, "--device", "cpu")
+    report, result = json.loads(capsys.readouterr().out), result_of(chain, "masked_e_w720")
+    assert report["scores"]["psnr"] == pytest.approx(result["val_psnr"], abs=0.05)
+    assert report["scores"]["psnr_whole"] == pytest.approx(result["val_psnr_whole"], abs=0.05)
 
 
 def test_eval_by_the_neighbours_of_the_pre_trained_encoder(chain, capsys):

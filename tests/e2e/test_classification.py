@@ -157,6 +157,15 @@ def test_resume_in_mid_epoch(name, overrides, images, masked, tmp_path, monkeypa
     assert unequal(read_checkpoint(tmp_path / "whole"), read_checkpoint(tmp_path / "run")) == []
 
 
+def test_lines_show_what_was_validated(images, masked, tmp_path, capsys):
+    """Of four epochs every second is validated; the others show no number from before."""
+    train("lin_w720", images, tmp_path / "run", *RESIDENT, "--optim.epochs", "4", "--trainer.val_every", "2",
+          "--data.augment", "false", init_from=masked)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
+    assert ["val/top1" in line for line in lines] == [False, True, False, True]
+    assert all("train/top1" in line for line in lines)
+
+
 def test_layer_wise_learning_rates(images, tmp_path, monkeypatch):
     """The optimiser's groups: the head at the full rate, each layer below it at 0.5 of the one above."""
     seen = {}

@@ -17,10 +17,11 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from finola.errors import FinolaError, RecipeError, WeightsError
 from finola.masked import MaskedFinola
@@ -76,13 +77,18 @@ def feature_map(model: FinolaAutoencoder | MaskedFinola, x: Tensor) -> Tensor:
     Raises:
         WeightsError: a model of another kind.
     """
+    require_growing_map(model)
     if isinstance(model, FinolaAutoencoder):
         return model.grow(model.encode(x))
-    if isinstance(model, MaskedFinola):
-        corner = central_corner(model)
-        return model.grow(model.encode_block(x, corner), corner)
-    raise WeightsError(f"model: got one of kind {model.config.kind!r}, whose map does not grow; expected an "
-                       "autoencoder or a masked FINOLA")
+    corner = central_corner(model)
+    return model.grow(model.encode_block(x, corner), corner)
+
+
+def require_growing_map(model: nn.Module, source: str | Path = "model") -> None:
+    """Raise WeightsError unless a model is an autoencoder or a masked FINOLA; `source` is what the message calls it."""
+    if not isinstance(model, FinolaAutoencoder | MaskedFinola):
+        raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, whose map does not grow; expected an "
+                           "autoencoder or a masked FINOLA")
 
 
 def central_corner(model: MaskedFinola) -> tuple[int, int]:

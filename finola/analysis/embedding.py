@@ -23,7 +23,6 @@ from finola.model import FinolaAutoencoder
 from finola.pictures import panel
 
 FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
-LINE = (2.0, 1.0, 0.5, 0.0, -0.5, -1.0)  # the same line, beyond both ends; 2 is 2q - m and -1 is 2m - q
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture
 SAMPLES = 16
 ENLARGED = 8  # times, the difference of the mean picture from its mean colour
@@ -124,11 +123,9 @@ class EmbeddingSpace:
     q: Tensor
     x_hat: Tensor
 
-    @torch.no_grad()
     def decode(self, q: Tensor) -> Tensor:
         """q (n, C) -> pictures (n, 3, S, S) on the CPU, clamped."""
-        device = self.model.mean.device
-        return torch.cat([self.model.decode(part.float().to(device)).clamp(0, 1).cpu() for part in q.split(BATCH)])
+        return _decode(self.model, q)
 
     def shown(self) -> list[int]:
         """The examples that pictures show: at most ROWS, spread evenly."""
@@ -156,8 +153,7 @@ def embedding_space(
     components = principal_components(statistics)
     device = model.mean.device
     q = torch.cat([model.encode(part.to(device)).cpu() for part in x.split(BATCH)]).double()
-    x_hat = torch.cat([model.decode(part.float().to(device)).clamp(0, 1).cpu() for part in q.split(BATCH)])
-    return EmbeddingSpace(model, statistics.mean, components, statistics.count, names, x, q, x_hat)
+    return EmbeddingSpace(model, statistics.mean, components, statistics.count, names, x, q, _decode(model, q))
 
 
 def study_mean(space: EmbeddingSpace) -> Study:
@@ -187,12 +183,19 @@ def study_fade(space: EmbeddingSpace) -> Study:
 def study_mirror(space: EmbeddingSpace) -> Study:
     """The line from q through the mean to its mirror: 2m - q, which reverses the colours as the paper describes,
     and 2q - m, which it prints."""
-    line = [space.decode(along_line(space.q, space.mean, share)) for share in LINE]
-    readings = {"2m - q": mirror(space.q, space.mean), "2q - m": mirror_as_printed(space.q, space.mean)}
-    numbers = {name: {"correlation_with_reconstruction": colour_correlation(space.decode(q), space.x_hat)}
-               for name, q in readings.items()}
-    captions = ["original", "2q - m (printed)", "q", "(q + m) / 2", "mean m", "(3m - q) / 2", "2m - q (mirror)"]
-    return Study(numbers, _rows(space, [space.x, *line], captions))
+    line = {
+        "2q - m (printed)": mirror_as_printed(space.q, space.mean),
+        "q": space.q,
+        "(q + m) / 2": along_line(space.q, space.mean, 0.5),
+        "mean m": along_line(space.q, space.mean, 0),
+        "(3m - q) / 2": along_line(space.q, space.mean, -0.5),
+        "2m - q (mirror)": mirror(space.q, space.mean),
+    }
+    pictures = {name: space.decode(q) for name, q in line.items()}
+    readings = {"2m - q": pictures["2m - q (mirror)"], "2q - m": pictures["2q - m (printed)"]}
+    numbers = {name: {"correlation_with_reconstruction": colour_correlation(picture, space.x_hat)}
+               for name, picture in readings.items()}
+    return Study(numbers, _rows(space, [space.x, *pictures.values()], ["original", *pictures]))
 
 
 def study_samples(space: EmbeddingSpace, seed: int) -> Study:
@@ -264,6 +267,12 @@ def check_counts(counts: Sequence[int], dim: int, images: int) -> None:
 def default_counts(dim: int) -> list[int]:
     """C/16 (the paper's 192 of 3072), C/8, C/4, C/2 and C components."""
     return sorted({max(1, dim // part) for part in (16, 8, 4, 2, 1)})
+
+
+@torch.no_grad()
+def _decode(model: FinolaAutoencoder, q: Tensor) -> Tensor:
+    device = model.mean.device
+    return torch.cat([model.decode(part.float().to(device)).clamp(0, 1).cpu() for part in q.split(BATCH)])
 
 
 def _rows(space: EmbeddingSpace, columns: Sequence[Tensor], captions: Sequence[str]) -> Image.Image:

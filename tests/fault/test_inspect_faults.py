@@ -114,6 +114,8 @@ def test_spaces_that_do_not_fit_together():
     x = torch.zeros(2, 3, 32, 32)
     with pytest.raises(FinolaError, match="of vectors of 17 numbers, expected 16"):
         embedding_space(tiny(), Statistics(17), ["a", "b"], x)
+    with pytest.raises(DataError, match="got 1 pictures, expected at least 2"):
+        embedding_space(tiny(), Statistics(DIM), ["a"], x[:1])
     with pytest.raises(FinolaError, match=r"model.eval\(\)"):
         embedding_space(tiny().train(), Statistics(DIM), ["a", "b"], x)
 
@@ -176,19 +178,20 @@ def test_results_never_take_the_place_of_pictures(pictures, weights, statistics,
 def test_models_of_another_kind(pictures, statistics, tmp_path, capsys):
     classifier = save_weights(create_model("mobileformer_w720+lin", num_classes=2, image_size=32), tmp_path / "c.st")
     words = embedding(pictures, classifier, tmp_path / "out", "--statistics", statistics)
-    assert "'classifier'" in fails(capsys, 2, *words)
-    assert "'classifier'" in fails(capsys, 4, *curvature(pictures, tmp_path / "out", "--weights", classifier))
+    assert "c.st: got a model of kind 'classifier'" in fails(capsys, 4, *words)
+    line = fails(capsys, 4, *curvature(pictures, tmp_path / "out", "--weights", classifier))
+    assert "c.st: got a model of kind 'classifier'" in line
+
+
+def test_the_last_model_is_tried_before_the_first_sees_the_data(pictures, weights, tmp_path, capsys):
+    small = save_weights(tiny(map_size=2, decoder_widths=(16, 8, 8, 8, 8)), tmp_path / "small.safetensors")
+    words = curvature(tmp_path / "missing", tmp_path / "out", "--top", 2, "--weights", weights, small)
+    assert "H and W of at least 3" in fails(capsys, 2, *words)
 
 
 def test_more_ranks_than_channels(pictures, weights, tmp_path, capsys):
     line = fails(capsys, 2, *curvature(pictures, tmp_path / "out", "--weights", weights, "--top", 17))
     assert "top: got 17, expected 1 to 16" in line and not (tmp_path / "out").exists()
-
-
-def test_maps_too_small_to_curve(pictures, tmp_path, capsys):
-    weights = save_weights(tiny(map_size=2, decoder_widths=(16, 8, 8, 8, 8)), tmp_path / "small.safetensors")
-    line = fails(capsys, 2, *curvature(pictures, tmp_path / "out", "--weights", weights, "--top", 2))
-    assert "H and W of at least 3" in line
 
 
 @pytest.mark.parametrize("words", [

@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
     out, device = require_folder(args.out), open_device(args.device)
     models = _open_models(args, device)
+    _try_on_nothing(args, models)
     dataset = open_limited(args.data, args.limit)
     show = sys.stderr.isatty() and not args.json
     measured = {
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _open_models(args: argparse.Namespace, device) -> dict:
     """What the plot calls each model -> its weights file and the model."""
+    from finola.analysis.curvature import require_growing_map
     from finola.registry import DEFAULT_MODEL, create_model, pretrained_path
     from finola.weights import load_weights
 
@@ -68,16 +70,29 @@ def _open_models(args: argparse.Namespace, device) -> dict:
     opened += [(Path(file), load_weights(file)) for file in args.weights]
     models = {}
     for number, (path, model) in enumerate(opened, 1):
+        require_growing_map(model, path)
         label = _label(model.config, path)
         label = f"{label} ({number})" if label in models else label
         models[label] = (path, model.to(device).eval())
     return models
 
 
+def _try_on_nothing(args: argparse.Namespace, models: dict) -> None:
+    """Measure a black image, so that what is wrong with the last model shows before the first has seen the data."""
+    import torch
+
+    from finola.analysis.curvature import measure_curvature
+
+    for _, model in models.values():
+        size = model.config.image_size
+        black = torch.zeros(1, 3, size, size, device=next(model.parameters()).device)
+        measure_curvature(model, [{"image": black}], args.top, args.interior)
+
+
 def _label(config, path: Path) -> str:
-    kind = "FINOLA" if config.kind == "autoencoder" else f"{config.kind} FINOLA"
+    kind = "FINOLA"
     if config.kind == "masked":
-        kind += "-B" if config.variant == "block" else "-E"
+        kind = "masked FINOLA-B" if config.variant == "block" else "masked FINOLA-E"
     return f"{kind}, {path.stem}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from finola.commands.instruments import add_data_options, open_limited, require_folder, write_results
 from finola.commands.options import add_model, natural, open_model, positive
 from finola.commands.reconstruct import find_images
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError, RecipeError, WeightsError
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected
@@ -56,10 +56,10 @@ def run(args: argparse.Namespace) -> None:
 
     out = require_folder(args.out)
     paths = _examples(args, out)
-    model = _open_autoencoder(args)
+    weights = _weights_path(args)
+    model = _open_autoencoder(args, weights)
     names, x = [path.stem for path in paths], _load(paths, model.config.image_size)
     counts = args.components or embedding.default_counts(model.config.embed_dim)
-    weights = _weights_path(args)
     statistics, source = _statistics(args, model, weights, counts, out)
     space = embedding.embedding_space(model, statistics, names, x)
     studies = {
@@ -86,14 +86,16 @@ def _examples(args: argparse.Namespace, out: Path) -> list[Path]:
             raise RecipeError(f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture "
                               "is overwritten")
     count = min(args.examples, len(paths))
+    if count < 2:
+        raise DataError(f"--images: got {count} pictures, expected at least 2, so that there is a mixture")
     return [paths[i * len(paths) // count] for i in range(count)]
 
 
-def _open_autoencoder(args: argparse.Namespace):
+def _open_autoencoder(args: argparse.Namespace, weights: Path):
     model = open_model(args)
     if model.config.kind != "autoencoder":
-        raise RecipeError(f"--weights: got a model of kind {model.config.kind!r}, which decodes no vectors; expected "
-                          "an autoencoder")
+        raise WeightsError(f"{weights}: got a model of kind {model.config.kind!r}, which decodes no vectors; expected "
+                           "an autoencoder")
     return model
 
 
@@ -127,7 +129,7 @@ def _statistics(args: argparse.Namespace, model, weights: Path, counts: list[int
     check_counts(counts, model.config.embed_dim, len(dataset))  # here too, since the pass may be long
     show = sys.stderr.isatty() and not args.json
     statistics = embedding_statistics(model, squares(args, dataset, model, show, "statistics"))
-    source = {"data": " ".join(args.data), "images": str(len(dataset)), "resample": args.resample}
+    source = {"data": " ".join(args.data), "resample": args.resample}
     save_statistics(statistics, out / "statistics.safetensors", sha256, source)
     return statistics, source
 
@@ -148,7 +150,7 @@ def _result(model, weights: Path, source: dict, names: list[str], numbers: dict)
         "weights": weights.name,
         "sha256": weights_hash(weights),
         "config": model.config.to_dict(),
-        "statistics": {key: source[key] for key in ("data", "images", "resample") if key in source},
+        "statistics": {"data": source.get("data"), "resample": source.get("resample")},
         "examples": names,
         **numbers,
         **environment(model.mean.device),

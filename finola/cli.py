@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from finola.errors import FinolaError
 
 COMMANDS = (
-    "demo", "info", "reconstruct", "pack", "train", "probe", "finetune", "predict", "eval", "bench", "doctor",
+    "demo", "info", "reconstruct", "pack", "train", "probe", "finetune", "predict", "eval", "inspect", "bench", "doctor",
 )
 
 

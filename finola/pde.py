@@ -160,7 +160,9 @@ def render(
     pictures are interleaved. This asks for the map at coordinates that are never further than half a pixel
     (R / 2S of a position) from the trained ones.
 
-    Either way the picture covers the same square as the model's own, which is the case factor = 1.
+    Either way the picture covers the same square as the model's own, which is the case factor = 1. The outermost
+    coordinates lie less than half a position beyond the trained map; where q stands at its edge, the model has no
+    matrix for them, and the edge's own z is taken.
 
     Args:
         model: an autoencoder with FINOLA and the layer norm (or none).
@@ -173,8 +175,7 @@ def render(
         (B, 3, factor · S, factor · S) on the scale of [0, 1], unclamped.
 
     Raises:
-        FinolaError: a factor below 1, an unknown grid, another kind of autoregression, or an origin at the map's edge:
-            the finer grid reaches beyond it, and the model has no matrix for that direction.
+        FinolaError: a factor below 1, an unknown grid, another kind of autoregression.
     """
     if not isinstance(factor, int) or factor < 1:
         raise FinolaError(f"factor: got {factor!r}, expected a whole number of at least 1")
@@ -184,6 +185,7 @@ def render(
     starts = resolve_origin(law.origin, law.size)
 
     def paint(ys: list[float], xs: list[float]) -> Tensor:
+        ys, xs = _within_reach(ys, law, "up", "down"), _within_reach(xs, law, "left", "right")
         z = map_at(q, ys, xs, **law.matrices(), method=method, step=step, norm=law.norm)
         return model.decoder(z).float() * model.std + model.mean
 
@@ -201,6 +203,12 @@ def render(
 def _parts(length: int, origin: int, factor: int) -> list[float]:
     """Centres of the `factor` parts that each of a side's `length` positions is cut into, relative to the origin."""
     return [(i + 0.5) / factor - 0.5 - origin for i in range(length * factor)]
+
+
+def _within_reach(coordinates: list[float], law: Finola, back: str, forth: str) -> list[float]:
+    low = -math.inf if back in law.directions else 0.0
+    high = math.inf if forth in law.directions else 0.0
+    return [min(max(c, low), high) for c in coordinates]
 
 
 def law_of(model: FinolaAutoencoder) -> Finola:

@@ -56,8 +56,10 @@ def growth_frames(model: FinolaAutoencoder, q: Tensor) -> list[Image.Image]:
 
 def write_gif(frames: list[Image.Image], path: str | Path) -> None:
     """An endless GIF, whole or not at all; the last frame stays longer. The same frames give the same bytes."""
-    # one palette for all, from the whole picture, so that what is there already does not flicker
-    palette = frames[-1].quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    # one palette for all frames, so that what is there already does not flicker: the last one's colours, and the gray
+    colours = Image.new("RGB", (SIDE, SIDE + 1), (round(GRAY * 255),) * 3)
+    colours.paste(frames[-1].crop((GAP, 2 * LABEL_HEIGHT, *frames[-1].size)).resize((SIDE, SIDE)))
+    palette = colours.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     first, *rest = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
     durations = [STEP_MS] * len(rest) + [LAST_MS]
     with atomic_write(path) as temporary:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-INSTRUMENTS = ("embedding", "curvature")
+INSTRUMENTS = ("embedding", "curvature", "growth", "equations")
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected/embedding

@@ -202,6 +202,18 @@ def test_finer_map_holds_the_trained_one(model):
         torch.testing.assert_close(fine[:, :, ::3], model.grow(q)[:, :, :, 2:3], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize(("origin", "missing"), [("top_left", {"left", "up"}), ("bottom_right", {"right", "down"})])
+def test_render_beyond_an_edge_that_holds_q(grid, origin, missing):
+    torch.manual_seed(0)
+    config = AutoencoderConfig("mobileformer_w720", embed_dim=16, image_size=32, map_size=4, pool_heads=1,
+                               decoder_widths=(16, 8, 8, 8), origin=origin)
+    model = FinolaAutoencoder(config).eval()
+    assert missing.isdisjoint(law_of(model).directions)
+    with torch.no_grad():
+        assert render(model, torch.randn(1, 16), 2, grid=grid).isfinite().all()
+
+
 # errors
 
 @pytest.mark.parametrize(("change", "message"), [

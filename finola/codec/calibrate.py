@@ -16,15 +16,17 @@ from finola.codec.calibration import (
     Calibration,
     model_id,
 )
+from finola.codec.container import MAX_BITS
 from finola.codec.entropy import Model
-from finola.codec.quantiser import GRID_BITS, RANGE, SMALLEST_STEP, Quantiser
+from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
 from finola.errors import DataError
 from finola.model import FinolaAutoencoder
 
-NOISE_AT_50 = 1e-3  # mean squared error of a picture in [0, 1] that quantisation adds at quality 50: 30 dB
+NOISE_AT_50 = 1e-3  # mean squared error of a picture in [0, 1] that quantisation adds at level 50: 30 dB
 PARENTS, ACTIVITIES = 6, 12
-SEEN = (30, 45, 60)  # qualities whose quantised numbers the tables are made for, beside 4 bits
+SEEN = (30, 45, 60)  # levels whose quantised numbers the tables are made for, beside 4 bits
 TAIL, TAIL_DEVIATIONS = 0.003, 4.0  # share of a wide Laplace distribution in each table: what was not yet seen
+REACHES = np.arange(1.0, 10.0, 0.25)  # half ranges that are tried, in deviations
 PROBES = 4  # random directions in the picture for the sensitivity of each embedding
 
 
@@ -44,17 +46,19 @@ def calibrate(model: FinolaAutoencoder, plain: Tensor, zoomed: Tensor | None = N
     if len(q) < 2 or not (deviation > 0).all():
         raise DataError(f"calibration: {len(q)} embeddings with {int((deviation > 0).sum())} of {q.shape[1]} channels "
                         "that change; take more images")
-    unit = (deviation * (2 * RANGE / 2**GRID_BITS)).float()
+    unit = (deviation / GRID).float()
     step = _steps(sensitivity(model, plain), unit, 3 * model.config.image_size**2)
+    bit_steps = _bit_steps((q - mean) / unit)
     every = q if zoomed is None else torch.cat([q, zoomed.double()])
     positions = ((every.float() - mean.float()) / unit).double().numpy()  # (N + M, C)
     parents, weights, residual = _predictors(positions, step)
     gain = np.rint(BINS_PER_DEVIATION * 2**GAIN_BITS / residual).clip(1).astype(np.int64)
-    draft = Calibration(model_id(model), mean.float().numpy(), unit.numpy(), step, parents, weights, gain,
-                        np.zeros(0, np.int64), np.zeros((1, BINS), np.int64))
-    quantisers = [draft.quantiser(bits=4), *(draft.quantiser(quality=quality) for quality in SEEN)]
+    draft = Calibration(model_id(model), mean.float().numpy(), unit.numpy(), bit_steps, step, parents,
+                        weights, gain, np.zeros(0, np.int64), np.zeros((1, BINS), np.int64))
+    quantisers = [draft.quantiser(bits=4), *(draft.quantiser(level=level) for level in SEEN)]
     thresholds, tables = _tables(positions, draft, quantisers)
-    return Calibration(draft.weights_id, draft.mean, draft.unit, step, parents, weights, gain, thresholds, tables)
+    return Calibration(draft.weights_id, draft.mean, draft.unit, bit_steps, step, parents, weights, gain,
+                       thresholds, tables)
 
 
 def sensitivity(model: FinolaAutoencoder, q: Tensor, images: int = 64) -> np.ndarray:
@@ -80,11 +84,24 @@ def _steps(sensitivity: np.ndarray, unit: Tensor, values: int) -> np.ndarray:
     return np.rint(delta / unit.double().numpy()).clip(SMALLEST_STEP, 2**20).astype(np.int64)
 
 
+def _bit_steps(positions: Tensor) -> np.ndarray:
+    """(MAX_BITS, C): for each number of bits and channel the even step of least squared error, over the positions."""
+    best = []
+    for bits in range(1, MAX_BITS + 1):
+        steps = sorted({2 * max(1, round(reach * GRID / 2**bits)) for reach in REACHES})
+        errors = []
+        for step in steps:
+            quantiser = Quantiser.from_bits(bits, np.full(positions.shape[1], step))
+            errors.append((positions - quantiser.centres(quantiser.symbols(positions))).square().mean(0))
+        best.append(np.array(steps)[torch.stack(errors).argmin(0).numpy()])
+    return np.stack(best)
+
+
 def _predictors(positions: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parents and weights (C, PARENTS) of each channel, and the deviation (C,) of what they leave, in grid units.
 
     Parents are taken greedily among the earlier channels, each time the one that correlates most with what is left
-    (orthogonal matching pursuit). They are known with the error of quality 50, a variance of step² / 12.
+    (orthogonal matching pursuit). They are known with the error of level 50, a variance of step² / 12.
     """
     moments = positions.T @ positions / len(positions)  # positions are measured from the mean
     noisy = moments + np.diag(step**2 / 12.0)

@@ -1,7 +1,8 @@
 """What the codec knows about a model's q from training images, stored beside the weights.
 
     mean, unit   (C,) fp32    the grid of each channel (`finola.codec.quantiser`)
-    step         (C,) int     grid units of one step at quality 50, in proportion to 1 / sensitivity of the decoder
+    bit_steps    (8, C) int   grid units of one step with 1 ... 8 bits a number, even
+    step         (C,) int     grid units of one step at level 50, in proportion to 1 / sensitivity of the decoder
     parents, weights (C, P)   each channel's prediction from P earlier ones, in 1 / 256
     gain         (C,) int     grid units -> bins of the residual, in 1 / 1024
     thresholds   (K - 1,) int limits of the K activities
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from finola.codec.container import MAX_BITS
 from finola.codec.quantiser import Quantiser
 from finola.errors import WeightsError
 from finola.files import atomic_write
@@ -33,8 +35,8 @@ FORMAT = "finola-codec/1"
 BINS, BINS_PER_DEVIATION = 1024, 32  # of a residual: 16 deviations to both sides
 GAIN_BITS, WEIGHT_BITS, TABLE_BITS = 10, 8, 16
 NO_PARENT = -1
-DTYPES = {"mean": torch.float32, "unit": torch.float32, "step": torch.int32, "parents": torch.int16,
-          "weights": torch.int16, "gain": torch.int32, "thresholds": torch.int32, "tables": torch.uint16}
+DTYPES = {"mean": torch.float32, "unit": torch.float32, "bit_steps": torch.int16, "step": torch.int32,
+          "parents": torch.int16, "weights": torch.int16, "gain": torch.int32, "thresholds": torch.int32, "tables": torch.uint16}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Calibration:
     weights_id: str
     mean: np.ndarray
     unit: np.ndarray
+    bit_steps: np.ndarray
     step: np.ndarray
     parents: np.ndarray
     weights: np.ndarray
@@ -63,11 +66,11 @@ class Calibration:
             digest.update(name.encode() + tensor.numpy().astype(tensor.numpy().dtype.newbyteorder("<")).tobytes())
         return digest.digest()[:8]
 
-    def quantiser(self, bits: int | None = None, quality: int | None = None) -> Quantiser:
-        """The one of so many bits, or of a quality: 10 more of it halve the squared error that a step makes."""
+    def quantiser(self, bits: int | None = None, level: int | None = None) -> Quantiser:
+        """The one of so many bits, or of a level: 10 more of it halve the squared error that a step makes."""
         if bits is not None:
-            return Quantiser.from_bits(bits, self.channels)
-        return Quantiser.from_steps(self.step.astype(np.int64) * STEPS[quality] >> 12)
+            return Quantiser.from_bits(bits, self.bit_steps[bits - 1])
+        return Quantiser.from_steps(self.step.astype(np.int64) * STEPS[level] >> 12)
 
     def positions(self, q: Tensor) -> Tensor:
         """q (N, C) -> its position on the grid, real."""
@@ -130,12 +133,12 @@ def find_calibration(model: nn.Module, path: str | Path | None = None) -> Calibr
         if calibration.weights_id == identity:
             return calibration
     made_for = ", ".join(calibration.weights_id[:16] for calibration in found) or "none"
-    raise WeightsError(f"{path or 'codec'}: no calibration for weights {identity[:16]} (found for: {made_for}); make one "
-                       "with benchmarks/calibrate_codec.py")
+    raise WeightsError(f"{path or 'codec'}: no calibration for weights {identity[:16]} (found for: {made_for}); make "
+                       "one with benchmarks/calibrate_codec.py")
 
 
 def _gains() -> list[int]:
-    """Step at each quality over that at 50, in 1 / 4096: 2^((50 - quality) / 20), rounded. The products of the
+    """Step at each level over that at 50, in 1 / 4096: 2^((50 - level) / 20), rounded. The products of the
     rounded root are integers throughout, so that every machine gets the same."""
     root, up, down = round(2 ** (1 / 20) * 2**32), [1 << 44], [1 << 44]
     for _ in range(50):
@@ -144,7 +147,7 @@ def _gains() -> list[int]:
     return [value >> 32 for value in [*reversed(up[1:]), *down]]
 
 
-STEPS = _gains()  # index: quality 0 ... 100
+STEPS = _gains()  # by level, 0 ... 100
 
 
 def _check(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
@@ -154,7 +157,8 @@ def _check(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     channels, parents = len(tensors["mean"]), tensors["parents"].shape[-1]
     activities = len(tensors["tables"])
     shapes = {**dict.fromkeys(("mean", "unit", "step", "gain"), (channels,)), "thresholds": (activities - 1,),
-              "tables": (activities, BINS), **dict.fromkeys(("parents", "weights"), (channels, parents))}
+              "tables": (activities, BINS), "bit_steps": (MAX_BITS, channels),
+              **dict.fromkeys(("parents", "weights"), (channels, parents))}
     for name, dtype in DTYPES.items():
         got = (tuple(tensors[name].shape), tensors[name].dtype)
         if got != (shapes[name], dtype):
@@ -163,6 +167,7 @@ def _check(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     sound = {
         "mean": tensors["mean"].isfinite().all(),
         "unit": (tensors["unit"].isfinite() & (tensors["unit"] > 0)).all(),
+        "bit_steps": (tensors["bit_steps"] > 0).all() and (tensors["bit_steps"] % 2 == 0).all(),
         "step": (tensors["step"] > 0).all() and (tensors["step"] < 2**24).all(),
         "gain": (tensors["gain"] > 0).all() and (tensors["gain"] < 2**24).all(),
         "parents": ((tensors["parents"] >= NO_PARENT) & (tensors["parents"] < earlier)).all(),

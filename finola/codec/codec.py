@@ -19,7 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from finola.codec.calibration import Calibration, find_calibration
-from finola.codec.container import Header, Mode, pack, unpack
+from finola.codec.container import SIDES, Header, Mode, count_tiles, pack, unpack
 from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import picture, refine
 from finola.codec.tiles import Tiling
@@ -28,6 +28,10 @@ from finola.model import FinolaAutoencoder
 from finola.photographs import upright_rgb
 
 BATCH = 24
+DEFAULT_QUALITY = 50
+# what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
+# near that of the model itself at each side (found on photographs with the shipped weights)
+SIDE_AT_50, LEVEL_AT_50 = 88, 63
 
 
 class Codec:
@@ -58,13 +62,14 @@ class Codec:
     def compress(self, image, *, bits: int | None = None, quality: int | None = None, entropy: bool = True,
                  refine: int = 0, side: int | None = None, overlap: int = 0, progress: bool = False) -> bytes:
         """See `compress`."""
-        mode = Mode(4 if bits is None and quality is None else bits, quality, entropy)
         image = upright_rgb(image)
-        side = self.side_of(quality) if side is None else side
+        mode = choose_mode(bits, quality, entropy)
+        if side is None:
+            side = self.model.config.image_size if quality is None and bits else choose_side(quality, *image.size)
         header = Header(*image.size, side, overlap, mode, self.calibration.identity)
         if fault := header.fault():
             raise RecipeError(f"{fault}; this picture cannot be written so")
-        quantiser = self.calibration.quantiser(mode.bits, mode.quality)
+        quantiser = self.calibration.quantiser(mode.bits, mode.level)
         with tqdm(total=header.tiles, desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             symbols = np.concatenate([*self._symbols(image, header, quantiser, refine, bar)])
         if not mode.entropy:
@@ -77,7 +82,7 @@ class Codec:
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
         """See `decompress`."""
         header, symbols = self.read(data)
-        quantiser = self.calibration.quantiser(header.mode.bits, header.mode.quality)
+        quantiser = self.calibration.quantiser(header.mode.bits, header.mode.level)
         tiling = Tiling(header.width, header.height, header.side, header.overlap)
         with tqdm(total=len(symbols), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             return tiling.paint(self._tiles(symbols, quantiser, header.side, bar))
@@ -97,11 +102,7 @@ class Codec:
             return header, unpack_bits(payload, shape, mode.bits)
         from finola.codec.entropy import decode
 
-        return header, decode(payload, shape[0], self.calibration, self.calibration.quantiser(mode.bits, mode.quality))
-
-    def side_of(self, quality: int | None) -> int:
-        """Pixels of a tile where none are asked for."""
-        return self.model.config.image_size
+        return header, decode(payload, shape[0], self.calibration, self.calibration.quantiser(mode.bits, mode.level))
 
     @property
     def device(self) -> torch.device:
@@ -133,6 +134,26 @@ class Codec:
             bar.update(len(chunk))
 
 
+def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
+    """RecipeError where the three do not go together or are out of range."""
+    if bits is not None and quality is None:
+        return Mode(bits, None, entropy)
+    quality = DEFAULT_QUALITY if quality is None else quality
+    if bits is not None or not entropy or not 1 <= quality <= 100:
+        raise RecipeError(f"quality: got {quality} with bits={bits} and entropy={entropy}; expected 1 to 100, or bits "
+                          "in its place, which alone can do without entropy coding")
+    return Mode(None, round(LEVEL_AT_50 + 0.6 * (quality - 50)), True)
+
+
+def choose_side(quality: int | None, width: int, height: int) -> int:
+    """Pixels of a tile at a quality: near SIDE_AT_50 · 2^((50 - quality) / 25), and such that tiles which overlap at
+    the edges of this picture cost the least."""
+    quality = DEFAULT_QUALITY if quality is None else quality
+    middle = SIDE_AT_50 * 2 ** ((50 - quality) / 25)
+    sides = range(max(SIDES.start, round(0.92 * middle)), round(1.08 * middle) + 1)
+    return min(sides, key=lambda side: (count_tiles(width, side, 0) * count_tiles(height, side, 0) * side**2, side))
+
+
 def compress(image, model: FinolaAutoencoder | None = None, *, bits: int | None = None, quality: int | None = None,
              entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
              calibration: Calibration | None = None) -> bytes:
@@ -141,8 +162,8 @@ def compress(image, model: FinolaAutoencoder | None = None, *, bits: int | None 
     Args:
         image: a path or a PIL image of any size and mode (`finola.data.images`: how each becomes RGB).
         model: None for the shipped one.
-        bits: 1 to 8 for each number of q; 4 where `quality` is not given either.
-        quality: 1 to 100, in place of `bits`: unequal steps, and tiles of a fitting size.
+        bits: 1 to 8 for each number of q, in place of `quality`; 4 with entropy=False is the paper's mode.
+        quality: 1 to 100 (50): unequal steps for the channels, and tiles of a fitting size.
         entropy: code the symbols by their probability; False is the paper's fixed length, for `bits` only.
         refine: steps of gradient descent on q against this picture; slow, and never farther from it.
         side: of a tile in pixels; the model's own for `bits`. Smaller tiles are sharper and take more bytes.

@@ -7,7 +7,7 @@
 | 2, 2  | width, height | of the picture in pixels                                                      |
 | 2     | side     | of a tile in pixels of the picture                                                 |
 | 1     | overlap  | pixels that neighbouring tiles share at least                                      |
-| 1     | mode     | b = 1 ... 8: b bits a number; 16 + b: the same, entropy coded; 128 + quality 1 ... 100 |
+| 1     | mode     | b = 1 ... 8: b bits a number; 16 + b: the same, entropy coded; 128 + level 1 ... 100 |
 | 8     | identity | of the weights and of the calibration: the first bytes of a SHA-256                |
 | 4     | length   | of the payload in bytes                                                            |
 | ...   | payload  | `finola.codec.entropy`                                                             |
@@ -32,29 +32,30 @@ MAX_PIXELS = 89_478_485  # as `finola.data.images`; 256 MiB of RGB
 MAX_SIDE = 65_535
 MAX_TILES = 2**20
 SIDES = range(16, 1025)  # of a tile in pixels
-MAX_BITS, MAX_QUALITY = 8, 100
+MAX_BITS, MAX_LEVEL = 8, 100
+MAX_BYTES = 2**31  # of a stream; `finola decompress` opens no longer file
 
 
 @dataclass(frozen=True)
 class Mode:
     """How the numbers of q are written: `bits` a number in fixed length (the paper's mode), the same `entropy`
-    coded, or a `quality` from 1 to 100, always entropy coded. One of `bits` and `quality` is None."""
+    coded, or with steps of a `level` from 1 to 100, always entropy coded. One of `bits` and `level` is None."""
 
     bits: int | None = 4
-    quality: int | None = None
+    level: int | None = None
     entropy: bool = False
 
     def __post_init__(self):
-        if (self.bits is None) == (self.quality is None):
-            raise RecipeError(f"bits, quality: got {self.bits} and {self.quality}, expected one of them")
+        if (self.bits is None) == (self.level is None):
+            raise RecipeError(f"bits, level: got {self.bits} and {self.level}, expected one of them")
         if self.bits is not None and not 1 <= self.bits <= MAX_BITS:
             raise RecipeError(f"bits: got {self.bits}, expected 1 to {MAX_BITS}")
-        if self.quality is not None and not (1 <= self.quality <= MAX_QUALITY and self.entropy):
-            raise RecipeError(f"quality: got {self.quality} with entropy={self.entropy}, expected 1 to {MAX_QUALITY}, "
+        if self.level is not None and not (1 <= self.level <= MAX_LEVEL and self.entropy):
+            raise RecipeError(f"level: got {self.level} with entropy={self.entropy}, expected 1 to {MAX_LEVEL}, "
                               "entropy coded")
 
     def to_byte(self) -> int:
-        return 128 + self.quality if self.quality else self.bits + 16 * self.entropy
+        return 128 + self.level if self.level else self.bits + 16 * self.entropy
 
     @classmethod
     def from_byte(cls, value: int) -> Mode:
@@ -84,7 +85,8 @@ class Header:
         if self.side not in SIDES:
             return f"side: got tiles of {self.side} pixels, expected {SIDES.start} to {SIDES.stop - 1}"
         if not 0 <= self.overlap <= min(self.side // 2, 255):
-            return f"overlap: got {self.overlap} pixels, expected 0 to {min(self.side // 2, 255)} for tiles of {self.side}"
+            return (f"overlap: got {self.overlap} pixels, expected 0 to {min(self.side // 2, 255)} for tiles of "
+                    f"{self.side}")
         if (tiles := self.tiles) > MAX_TILES:
             return f"tiles: got {tiles:,}, expected at most {MAX_TILES:,}; take larger tiles or a smaller overlap"
         return None

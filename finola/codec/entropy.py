@@ -7,7 +7,7 @@ channel's position on the grid, from earlier channels,
     symbols' edges              ^         ^                scaled around the prediction
 
 and its activity, a running mean of the sizes of its residuals in bins, which picks the table. A symbol's
-probability is the sum of the bins between its two edges. So one set of tables serves every bit depth and quality.
+probability is the sum of the bins between its two edges. So one set of tables serves every bit depth and level.
 
 Why a stream decodes to the same symbols everywhere: all of this is integer arithmetic on stored integers. The n
 probabilities of a symbol are integers f of sum 2^24, each at least 1; constriction, whose precision is 24 bits, is

@@ -38,7 +38,7 @@ class Tiling:
         return cover(self.height, self.side, self.overlap), cover(self.width, self.side, self.overlap)
 
     def cut(self, image: Image.Image, size: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The tiles of an RGB picture in batches: at their own size (B, 3, side, side) and at the model's (B, 3, S, S)."""
+        """The tiles of an RGB picture in batches: (B, 3, side, side) at their own size, (B, 3, S, S) at the model's."""
         rows, columns = self.covers()
         pixels = padded(image, self.side)
         corners = [(y, x) for y in rows.starts for x in columns.starts]

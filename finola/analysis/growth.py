@@ -56,11 +56,12 @@ def growth_frames(model: FinolaAutoencoder, q: Tensor) -> list[Image.Image]:
 
 def write_gif(frames: list[Image.Image], path: str | Path) -> None:
     """An endless GIF, whole or not at all; the last frame stays longer. The same frames give the same bytes."""
-    # one palette for all frames, so that what is there already does not flicker: the last one's colours, and the gray
-    colours = Image.new("RGB", (SIDE, SIDE + 1), (round(GRAY * 255),) * 3)
+    # one palette for all frames, so that what is there already keeps its colours: those of the last, gray and white
+    colours = Image.new("RGB", (SIDE, SIDE + 16), (round(GRAY * 255),) * 3)
+    colours.paste("white", (0, SIDE, SIDE, SIDE + 8))
     colours.paste(frames[-1].crop((GAP, 2 * LABEL_HEIGHT, *frames[-1].size)).resize((SIDE, SIDE)))
-    palette = colours.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    first, *rest = (frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames)
+    palette = colours.quantize(256, method=Image.Quantize.MEDIANCUT, kmeans=2)
+    first, *rest = (frame.quantize(palette=palette, dither=Image.Dither.FLOYDSTEINBERG) for frame in frames)
     durations = [STEP_MS] * len(rest) + [LAST_MS]
     with atomic_write(path) as temporary:
         first.save(temporary, format="GIF", save_all=True, append_images=rest, duration=durations, loop=0)

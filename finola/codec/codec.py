@@ -81,28 +81,11 @@ class Codec:
 
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
         """See `decompress`."""
-        header, symbols = self.read(data)
+        header, symbols = read_symbols(data, self.calibration)
         quantiser = self.calibration.quantiser(header.mode.bits, header.mode.level)
         tiling = Tiling(header.width, header.height, header.side, header.overlap)
         with tqdm(total=len(symbols), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             return tiling.paint(self._tiles(symbols, quantiser, header.side, bar))
-
-    def read(self, data: bytes) -> tuple[Header, np.ndarray]:
-        """The header of a stream and its symbols (tiles, C), without painting them.
-
-        Raises:
-            BitstreamError: see `decompress`.
-        """
-        header, payload = unpack(data)
-        if header.identity != self.calibration.identity:
-            raise BitstreamError(f"weights: the stream was written with {header.identity.hex()}, these weights and "
-                                 f"their calibration are {self.calibration.identity.hex()}; decode with the former")
-        shape, mode = (header.tiles, self.calibration.channels), header.mode
-        if not mode.entropy:
-            return header, unpack_bits(payload, shape, mode.bits)
-        from finola.codec.entropy import decode
-
-        return header, decode(payload, shape[0], self.calibration, self.calibration.quantiser(mode.bits, mode.level))
 
     @property
     def device(self) -> torch.device:
@@ -190,6 +173,24 @@ def decompress(data: bytes, model: FinolaAutoencoder | None = None, *,
         WeightsError: no calibration for the weights.
     """
     return Codec(model, calibration).decompress(data)
+
+
+def read_symbols(data: bytes, calibration: Calibration) -> tuple[Header, np.ndarray]:
+    """The header of a stream and its symbols (tiles, C), without painting them: no model takes part.
+
+    Raises:
+        BitstreamError: see `decompress`.
+    """
+    header, payload = unpack(data)
+    if header.identity != calibration.identity:
+        raise BitstreamError(f"weights: the stream was written with {header.identity.hex()}, these weights and their "
+                             f"calibration are {calibration.identity.hex()}; decode with the former")
+    shape, mode = (header.tiles, calibration.channels), header.mode
+    if not mode.entropy:
+        return header, unpack_bits(payload, shape, mode.bits)
+    from finola.codec.entropy import decode
+
+    return header, decode(payload, shape[0], calibration, calibration.quantiser(mode.bits, mode.level))
 
 
 @cache

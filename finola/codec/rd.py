@@ -21,7 +21,7 @@ from finola.data.images import to_tensor
 from finola.errors import DataError, RecipeError
 from finola.photographs import picture_psnr
 
-MS_SSIM_SIDE = 161  # pixels that its five scales need
+MS_SSIM_SIDE = 176  # pixels that its five scales need
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def mean_point(points: Iterable[Point]) -> dict:
 
 
 def ms_ssim(a: Image.Image, b: Image.Image) -> float | None:
-    """Multi-scale structural similarity of two RGB pictures, at most 1; None below 161 pixels a side."""
+    """Multi-scale structural similarity of two RGB pictures, at most 1; None below 176 pixels a side."""
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as similarity
 
     if min(a.size) < MS_SSIM_SIDE:

@@ -34,6 +34,8 @@ METHODS = {  # name -> recipe of pre-training, what changes in it, encoder for t
                            "--model.decoder_widths", "[128, 64, 32, 16, 16]"], "w720"),
     "masked FINOLA-E": ("masked_e_w720", [*ADAMW, *BLOCK], "w720"),
     "masked FINOLA-B": ("masked_b_w720", [*ADAMW, *BLOCK, "--model.decoder_depth", "1"], "w720"),
+    "masked FINOLA-B, 36 epochs": ("masked_b_w720", [*ADAMW, *BLOCK, "--model.decoder_depth", "1",
+                                                     "--optim.epochs", "36", "--trainer.val_every", "12"], "w720"),
     "MoCo-v2": ("moco_w720", [], "w720"),
     "MAE, ViT-tiny": ("mae_tiny", [*ADAMW, "--model.decoder_depth", "1"], "vit_tiny"),
     "supervised from scratch": ("supervised_w720", ADAMW, None),

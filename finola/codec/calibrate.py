@@ -11,6 +11,7 @@ from finola.codec.calibration import (
     BINS_PER_DEVIATION,
     GAIN_BITS,
     NO_PARENT,
+    NOISE_AT_50,
     TABLE_BITS,
     WEIGHT_BITS,
     Calibration,
@@ -22,7 +23,6 @@ from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
 from finola.errors import DataError
 from finola.model import FinolaAutoencoder
 
-NOISE_AT_50 = 1e-3  # mean squared error of a picture in [0, 1] that quantisation adds at level 50: 30 dB
 PARENTS, ACTIVITIES = 6, 12
 SEEN = (30, 45, 60)  # levels whose quantised numbers the tables are made for, beside 4 bits
 TAIL, TAIL_DEVIATIONS = 0.003, 4.0  # share of a wide Laplace distribution in each table: what was not yet seen
@@ -138,14 +138,14 @@ def _tables(positions: np.ndarray, draft: Calibration, quantisers: list[Quantise
 
 def _walk(positions: np.ndarray, draft: Calibration, quantiser: Quantiser) -> tuple[np.ndarray, np.ndarray]:
     """The activity and the residual's bin, (C · N,) each, that coding these positions would meet."""
-    centres = quantiser.centres(quantiser.symbols(torch.from_numpy(positions))).numpy()
+    symbols = quantiser.symbols(torch.from_numpy(positions)).numpy()
     model, activity, bins = Model(draft, quantiser, len(positions)), [], []
     for channel in range(draft.channels):
         model.frequencies(channel)
         residual = (positions[:, channel] - model.prediction) * (draft.gain[channel] / 2**GAIN_BITS)
         activity.append(model.activity.copy())
         bins.append(np.floor(residual).astype(np.int64) + BINS // 2)
-        model.update(channel, centres[:, channel])
+        model.update(channel, symbols[:, channel])
     return np.concatenate(activity), np.concatenate(bins).clip(0, BINS - 1)
 
 

@@ -76,8 +76,7 @@ class Codec:
             return pack(header, pack_bits(symbols, mode.bits))
         from finola.codec.entropy import encode
 
-        centres = quantiser.centres(torch.from_numpy(symbols)).numpy()
-        return pack(header, encode(symbols, centres, self.calibration, quantiser))
+        return pack(header, encode(symbols, self.calibration, quantiser))
 
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
         """See `decompress`."""
@@ -101,7 +100,8 @@ class Codec:
             if not torch.isfinite(q).all():
                 raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
             if steps:
-                symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps)
+                symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps,
+                                 header.mode.entropy)
             else:
                 symbols = quantiser.symbols(self.calibration.positions(q))
             bar.update(len(q))

@@ -64,26 +64,28 @@ class Model:
         parents, weights = self.calibration.parents[channel], self.calibration.weights[channel]
         return weights @ self.positions[parents] >> WEIGHT_BITS
 
-    def update(self, channel: int, positions: np.ndarray) -> None:
-        """Take note of what the channel's positions turned out to be."""
+    def update(self, channel: int, symbols: np.ndarray) -> None:
+        """Take note of what the channel's symbols (tiles,) turned out to be."""
+        step, levels = self.quantiser.steps[channel], self.quantiser.levels[channel]
+        positions = ((2 * symbols.astype(np.int64) - levels + 1) * step) >> 1
         self.positions[channel] = positions
         size = np.abs(positions - self.prediction) * self.calibration.gain[channel] >> GAIN_BITS
         self.activity += ((size << FRACTION) - self.activity) >> MEMORY
 
 
-def encode(symbols: np.ndarray, centres: np.ndarray, calibration: Calibration, quantiser: Quantiser) -> bytes:
-    """Symbols (N, C) and the positions they stand for -> payload."""
+def encode(symbols: np.ndarray, calibration: Calibration, quantiser: Quantiser) -> bytes:
+    """Symbols (N, C) -> payload."""
     encoder, family = RangeEncoder(), Categorical(perfect=False)
     for group in _groups(len(symbols)):
         model = Model(calibration, quantiser, group.stop - group.start)
         for channel in range(calibration.channels):
             encoder.encode(symbols[group, channel].astype(np.int32), family, model.frequencies(channel))
-            model.update(channel, centres[group, channel])
+            model.update(channel, symbols[group, channel])
     return encoder.get_compressed().astype("<u4").tobytes()
 
 
 def decode(payload: bytes, tiles: int, calibration: Calibration, quantiser: Quantiser) -> np.ndarray:
-    """Payload -> symbols (N, C), int64.
+    """Payload -> symbols (N, C), int16.
 
     Raises:
         BitstreamError: the payload was not made by `encode` for so many tiles.
@@ -91,13 +93,12 @@ def decode(payload: bytes, tiles: int, calibration: Calibration, quantiser: Quan
     if len(payload) % 4:
         raise BitstreamError(f"payload: got {len(payload)} bytes, expected a multiple of 4")
     decoder, family = RangeDecoder(np.frombuffer(payload, "<u4").astype(np.uint32)), Categorical(perfect=False)
-    symbols = np.empty((tiles, calibration.channels), np.int64)
+    symbols = np.empty((tiles, calibration.channels), np.int16)
     for group in _groups(tiles):
         model = Model(calibration, quantiser, group.stop - group.start)
         for channel in range(calibration.channels):
             symbols[group, channel] = _decode_some(decoder, family, model.frequencies(channel))
-            step, levels = quantiser.steps[channel], quantiser.levels[channel]
-            model.update(channel, ((2 * symbols[group, channel] - levels + 1) * step) >> 1)
+            model.update(channel, symbols[group, channel])
     if not decoder.maybe_exhausted():
         raise BitstreamError("payload: something follows the last tile; the file is damaged")
     return symbols

@@ -74,7 +74,7 @@ def pack_bits(symbols: np.ndarray, bits: int) -> bytes:
 
 
 def unpack_bits(payload: bytes, shape: tuple[int, int], bits: int) -> np.ndarray:
-    """The symbols (N, C), int64, of `pack_bits`.
+    """The symbols (N, C), int16, of `pack_bits`.
 
     Raises:
         BitstreamError: another number of bytes, or padding that is not zero.
@@ -88,4 +88,4 @@ def unpack_bits(payload: bytes, shape: tuple[int, int], bits: int) -> np.ndarray
         raise BitstreamError("payload: its last bits are not zero; the file is damaged")
     planes = np.zeros((shape[0] * shape[1], 8), np.uint8)
     planes[:, 8 - bits :] = stream[:count].reshape(-1, bits)
-    return np.packbits(planes, axis=1).reshape(shape).astype(np.int64)
+    return np.packbits(planes, axis=1).reshape(shape).astype(np.int16)

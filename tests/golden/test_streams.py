@@ -38,7 +38,7 @@ def generate() -> None:
     for name, mode in STREAMS.items():
         quantiser = calibration.quantiser(mode.bits, mode.level)
         symbols = quantiser.symbols(torch.from_numpy(numbers * 256))
-        payload = (encode(symbols.numpy(), quantiser.centres(symbols).numpy(), calibration, quantiser) if mode.entropy
+        payload = (encode(symbols.numpy(), calibration, quantiser) if mode.entropy
                    else pack_bits(symbols.numpy(), mode.bits))
         (FOLDER / f"{name}.fnl").write_bytes(
             pack(Header(WIDTH, HEIGHT, SIDE, 0, mode, calibration.identity), payload))
@@ -70,7 +70,6 @@ def test_symbols_are_written_as_the_stored_stream(calibration, name):
     data = (FOLDER / f"{name}.fnl").read_bytes()
     header, symbols = read_symbols(data, calibration)
     quantiser = calibration.quantiser(header.mode.bits, header.mode.level)
-    centres = quantiser.centres(torch.from_numpy(symbols)).numpy()
-    payload = (encode(symbols, centres, calibration, quantiser) if header.mode.entropy
+    payload = (encode(symbols, calibration, quantiser) if header.mode.entropy
                else pack_bits(symbols, header.mode.bits))
     assert pack(header, payload) == data

@@ -129,12 +129,16 @@ def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
 
 
 def choose_side(quality: int | None, width: int, height: int) -> int:
-    """Pixels of a tile at a quality: near SIDE_AT_50 · 2^((50 - quality) / 25), and such that tiles which overlap at
-    the edges of this picture cost the least."""
-    quality = DEFAULT_QUALITY if quality is None else quality
-    middle = SIDE_AT_50 * 2 ** ((50 - quality) / 25)
-    sides = range(max(SIDES.start, round(0.92 * middle)), round(1.08 * middle) + 1)
-    return min(sides, key=lambda side: (count_tiles(width, side, 0) * count_tiles(height, side, 0) * side**2, side))
+    """Pixels of a tile at a quality: near SIDE_AT_50 · 2^((50 - quality) / 25), and such that the tiles reach little
+    beyond this picture, since what they share is paid twice."""
+    middle = SIDE_AT_50 * 2 ** ((50 - (DEFAULT_QUALITY if quality is None else quality)) / 25)
+    sides = range(max(SIDES.start, round(0.8 * middle)), round(1.25 * middle) + 1)
+
+    def cost(side: int) -> float:
+        area = count_tiles(width, side, 0) * count_tiles(height, side, 0) * side**2
+        return area * (1 + abs(side / middle - 1) / 2)
+
+    return min(sides, key=cost)
 
 
 def compress(image, model: FinolaAutoencoder | None = None, *, bits: int | None = None, quality: int | None = None,

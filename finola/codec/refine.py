@@ -20,7 +20,7 @@ from finola.codec.quantiser import Quantiser
 from finola.codec.tiles import resize
 from finola.model import FinolaAutoencoder
 
-RATE = 0.15  # of Adam, in quantisation steps
+RATE = 0.3  # of Adam at first, in quantisation steps; it falls to zero along half a cosine
 
 
 def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quantiser, q: Tensor, x: Tensor,
@@ -50,6 +50,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
             better = cost.detach() < least
             best, least = torch.where(better[:, None], symbols, best), torch.where(better, cost.detach(), least)
             if i < steps:
+                optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * i / steps)) / 2
                 (scaled.grad,) = torch.autograd.grad(cost.sum(), scaled)
                 optimiser.step()
     return best

@@ -27,7 +27,7 @@ from finola.errors import BitstreamError, FinolaError, RecipeError, WeightsError
 from finola.model import FinolaAutoencoder
 from finola.photographs import upright_rgb
 
-BATCH = 24
+BATCH = 16
 DEFAULT_QUALITY = 50
 # what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
 # near that of the model itself at each side (found on photographs with the shipped weights)

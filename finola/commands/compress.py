@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
 def add_codec(parser: argparse.ArgumentParser) -> None:
     """Options of every command that opens a codec."""
     add_model(parser)
-    parser.add_argument("--batch-size", type=positive, default=24, metavar="N", help="tiles at once (%(default)s)")
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="tiles at once (%(default)s)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
 

@@ -113,7 +113,7 @@ def model_id(model: nn.Module) -> str:
     """SHA-256 over the model's tensors, in hexadecimal: the same however its file was written."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        array = tensor.detach().cpu().contiguous().numpy()
+        array = (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous().numpy()
         digest.update(f"{name} {array.dtype.name} {array.shape}".encode())
         digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()

@@ -7,6 +7,7 @@ import argparse
 import json
 import random
 import time
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -34,7 +35,7 @@ def main() -> None:
     chosen = random.Random(args.seed).sample(names, min(args.images, len(names)))
     plain, zoomed = embed(model, chosen, args.seed)
     calibration = calibrate(model, plain, zoomed)
-    note = {"data": json.dumps([folder.source.split("/")[-1] for folder in folders]), "images": str(len(chosen)),
+    note = {"data": json.dumps(["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]), "images": str(len(chosen)),
             "weights_sha256": weights_hash(path)}
     target = calibration.save(calibration_path(path), note)
     print(f"{target.name}: {target.stat().st_size} bytes from {len(chosen)} images in "

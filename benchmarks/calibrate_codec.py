@@ -35,8 +35,8 @@ def main() -> None:
     chosen = random.Random(args.seed).sample(names, min(args.images, len(names)))
     plain, zoomed = embed(model, chosen, args.seed)
     calibration = calibrate(model, plain, zoomed)
-    note = {"data": json.dumps(["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]), "images": str(len(chosen)),
-            "weights_sha256": weights_hash(path)}
+    note = {"data": json.dumps(["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]),
+            "images": str(len(chosen)), "weights_sha256": weights_hash(path)}
     target = calibration.save(calibration_path(path), note)
     print(f"{target.name}: {target.stat().st_size} bytes from {len(chosen)} images in "
           f"{time.perf_counter() - start:.0f} s")

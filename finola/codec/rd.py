@@ -56,14 +56,15 @@ class Point:
 def classical_codecs() -> list[ImageCodec]:
     """JPEG, WebP, JPEG 2000 and AVIF, those that this Pillow has."""
     coarse, fine = (5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90), range(1, 101)
-    decibels = tuple(d / 4 for d in range(60, 201))  # JPEG 2000 takes the PSNR it is to reach
+    rates = tuple(rate / 100 for rate in range(2, 401))  # JPEG 2000 takes the rate itself, as a ratio to 24 bits
     codecs = {
         "jpg": _pillow("jpeg", "JPEG", "4:2:0, optimised Huffman tables", coarse, range(1, 96),
                        lambda quality: {"quality": quality, "subsampling": "4:2:0", "optimize": True}),
         "webp": _pillow("webp", "WEBP", "method 6", (1, *coarse), range(0, 101),
                         lambda quality: {"quality": quality, "method": 6}),
-        "jpg_2000": _pillow("jpeg2000", "JPEG2000", "irreversible wavelet, by decibels", range(20, 43, 2), decibels,
-                            lambda level: {"quality_mode": "dB", "quality_layers": [level], "irreversible": True}),
+        "jpg_2000": _pillow("jpeg2000", "JPEG2000", "irreversible wavelet, by bits per pixel",
+                            (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.0), rates,
+                            lambda bpp: {"quality_mode": "rates", "quality_layers": [24 / bpp], "irreversible": True}),
         "avif": _pillow("avif", "AVIF", "speed 6", (1, *coarse), fine, lambda quality: {"quality": quality}),
     }
     return [codec for feature, codec in codecs.items() if features.check(feature)]

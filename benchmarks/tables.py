@@ -60,23 +60,51 @@ def ablation() -> str:
 
 def pretraining() -> str:
     text = (ROOT / "results" / "selfsupervised_imagenette_64px.md").read_text()
-    return ("## Pre-training methods on one budget, scaled down\n\nImagenette at 64 px, 12 epochs of pre-training, W720 or "
-            "ViT-tiny, one transformer block in the decoders of B and MAE; linear and tran-1 probing on centre squares, four "
-            "epochs of fine-tuning; top-1 in %. The supervised row is trained for the same 12 epochs. PSNR is that of the "
-            f"masked region, of the whole picture for FINOLA.\n\n{text}\n"
-            "`python benchmarks/selfsupervised.py`; other work ran on the same two cores, so the times are no measure of "
-            "speed.\n\n![FINOLA, masked FINOLA-E, masked FINOLA-B, MAE](../results/selfsupervised_imagenette_64px.png)")
+    return "\n\n".join([
+        "## Pre-training methods on one budget, scaled down",
+        "Imagenette at 64 px, 12 epochs of pre-training, W720 or ViT-tiny, one transformer block in the decoders of B "
+        "and MAE; linear and tran-1 probing on centre squares, four epochs of fine-tuning; top-1 in %. The supervised "
+        "row is trained for the same 12 epochs. PSNR is that of the masked region, of the whole picture for FINOLA.", text,
+        "`python benchmarks/selfsupervised.py`. Other work ran on the same two cores, so the times are no measure of "
+        "speed.", "![FINOLA, masked FINOLA-E, masked FINOLA-B, MAE](../results/selfsupervised_imagenette_64px.png)"])
 
 
 def pretraining_cost() -> str:
     result = read("pretraining_cpu.json")
     lines = ["## Cost of pre-training", "",
-             "Images per second of a whole training step in bf16, each model at its own image size, over that of MAE on "
-             "ViT-base in the same run.", "",
+             "Images per second of a whole training step in bf16, each model at its own image size, over that of MAE "
+             "on ViT-base in the same run.", "",
              "| model | input | parameters, M | forward, GMACs | of MAE, ViT-base |", "|---|---|---|---|---|"]
     lines += [f"| {r['model']} | {r['input']} | {r['params'] / 1e6:.1f} | {r['forward_macs'] / 1e9:.2f} "
               f"| {r['of_mae_vit_base']:.2f} |" for r in result["results"]]
-    return "\n".join([*lines, "", f"`python benchmarks/pretraining.py`; batch {result['batch_size']}; {made_by(result)}."])
+    lines += ["", f"`python benchmarks/pretraining.py`, batches of {result['batch_size']}; {made_by(result)}."]
+    return "\n".join(lines)
+
+
+def codec() -> str:
+    """Kodak at one rate and the curves' picture."""
+    table = read("rd/target.json")
+    lines = ["## The codec beside others", "",
+             f"The {table['images']} Kodak pictures, whole files; each codec at the highest setting whose file stays "
+             f"below {table['target']} bit per pixel, picture by picture.", "",
+             "| codec | bit per pixel | PSNR, dB | MS-SSIM |", "|---|---|---|---|"]
+    lines += [f"| {name} | {p['bpp']:.3f} | {p['psnr']:.2f} | {p['ms_ssim']:.3f} |"
+              for name, p in table["codecs"].items()]
+    lines += ["", f"`finola rd kodak --target {table['target']}`; {made_by(table)}.", "",
+              "![rate and distortion](../results/rd/rd.png)"]
+    return "\n".join(lines)
+
+
+def instruments() -> str:
+    pictures = {"mirror": "the mirror through the mean: 2m - q reverses the colours, the printed 2q - m does not",
+                "components": "q projected on its first K principal components",
+                "curvature": "peak curvature of FINOLA and masked FINOLA, trained alike for 12 epochs at 64 px",
+                "equations": "residual of the recursion, and how far the two paths differ"}
+    lines = ["## Instruments", "", "`finola inspect`; numbers in results/inspect/*.json.", "",
+             "![growth](../results/inspect/growth.gif)"]
+    for name, words in pictures.items():
+        lines += ["", f"![{name}](../results/inspect/{name}.png)", "", f"*{words}*"]
+    return "\n".join(lines)
 
 
 def card() -> str:
@@ -109,7 +137,8 @@ def main() -> None:
     with atomic_write(ROOT / "docs" / "model-card.md") as path:
         path.write_text(card() + "\n")
     text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
-                        reconstruction(), operator(), ablation(), pretraining(), pretraining_cost()])
+                        reconstruction(), codec(), instruments(), operator(), ablation(), pretraining(),
+                        pretraining_cost()])
     with atomic_write(ROOT / "docs" / "results.md") as path:
         path.write_text(text + "\n")
 

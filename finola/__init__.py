@@ -32,7 +32,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str):
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads"):
+    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads", "codec", "pde"):
         return import_module(f"finola.{name}")
     raise AttributeError(f"module 'finola' has no attribute {name!r}")
 

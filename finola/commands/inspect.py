@@ -10,8 +10,10 @@ INSTRUMENTS = ("embedding", "curvature", "growth", "equations")
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected/embedding
   finola inspect curvature --data imagenette/val --out inspected/curvature
+  finola inspect growth photo.jpg --out growth.gif
+  finola inspect equations --data photos --out inspected/equations
 
-Each instrument writes pictures (PNG) and a JSON file of numbers into the folder --out.
+The instruments write pictures (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
 `finola inspect INSTRUMENT --help` lists its options."""
 
 

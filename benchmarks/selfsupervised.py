@@ -52,9 +52,12 @@ VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default
 
 
 def run(command: str, recipe: str, out: Path, args: argparse.Namespace, words: list[str]) -> dict:
-    """One run to its end, unless it has ended before; its result.json."""
+    """One run to its end, unless it has ended before; its result.json. With --collect {} for one that has not."""
     result = out / "result.json"
-    if not (result.exists() and json.loads(result.read_text())["finished"]):
+    finished = result.exists() and json.loads(result.read_text())["finished"]
+    if args.collect and not finished:
+        return {}
+    if not finished:
         if recipe in VIT:
             words = [*words, "--model.name", "vit_tiny_patch16_224+tran1"]
         subprocess.run([sys.executable, "-m", "finola.cli", command, f"imagenette/{VIT.get(recipe, recipe)}", "--data",
@@ -83,16 +86,16 @@ def table(results: dict[str, dict]) -> str:
     lines = ["| method | PSNR, dB | k-NN | lin | tran-1 | tran-1-ft | pre-training, minutes | images/s |",
              "|---|---|---|---|---|---|---|---|"]
     for name, stages in results.items():
-        first = stages.get("pretraining", {})
+        first = stages.get("pretraining") or {}
         scores = [stages.get(column, {}).get("val_top1") for column in EVALUATIONS]
         scores[-1] = first.get("val_top1", scores[-1])
         numbers = [first.get("val_psnr"), first.get("val_knn"), *scores]
         cells = ["-" if number is None else f"{number:.1f}" for number in numbers]
         cells += [f"{first['seconds'] / 60:.1f}", f"{first['images_per_second']:.0f}"] if first else ["-", "-"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    last = next(iter(results["masked FINOLA-B"].values())) if "masked FINOLA-B" in results else {}
-    made = f"{last['hardware']}, torch {last['torch']}, commit {last['commit']}\n" if last else ""
-    return "\n".join(lines) + "\n\n" + made
+    runs = [run for stages in results.values() for run in stages.values() if run]
+    commits = sorted({run["commit"][:12] for run in runs})
+    return "\n".join(lines) + f"\n\n{runs[0]['hardware']}, torch {runs[0]['torch']}, commits {', '.join(commits)}\n"
 
 
 def pictures(names: list[str], args: argparse.Namespace) -> Image.Image | None:
@@ -114,6 +117,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--val", nargs="+", required=True)
     parser.add_argument("--runs", type=Path, default=Path("runs/selfsupervised"))
+    parser.add_argument("--collect", action="store_true", help="run nothing, write the table of what has finished")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     args = parser.parse_args()
     results = {name: method(name, args) for name in args.methods}

@@ -64,7 +64,8 @@ def pretraining() -> str:
         "## Pre-training methods on one budget, scaled down",
         "Imagenette at 64 px, 12 epochs of pre-training, W720 or ViT-tiny, one transformer block in the decoders of B "
         "and MAE; linear and tran-1 probing on centre squares, four epochs of fine-tuning; top-1 in %. The supervised "
-        "row is trained for the same 12 epochs. PSNR is that of the masked region, of the whole picture for FINOLA.", text,
+        "row is trained for the same 12 epochs. PSNR is that of the masked region, for FINOLA of the whole picture.",
+        text,
         "`python benchmarks/selfsupervised.py`. Other work ran on the same two cores: the times are no measure of "
         "speed.", "![FINOLA, masked FINOLA-E, masked FINOLA-B, MAE](../results/selfsupervised_imagenette_64px.png)"])
 

@@ -67,10 +67,9 @@ def pretraining() -> str:
         "row is trained for the same 12 epochs. PSNR is that of the masked region, for FINOLA of the whole picture.",
         text,
         "B leads E in linear probing, in k-NN and after fine-tuning, not in tran-1; after 12 epochs neither leads "
-        "vanilla FINOLA, and all are within a few points of the untrained encoder: masked prediction has hardly begun. B rises "
-        "with the length of the schedule "
-        "(k-NN and linear probing at 36 epochs against 12). The paper trains vanilla FINOLA for 100 epochs and the "
-        "masked ones for 1600, on 135 times as many images.",
+        "vanilla FINOLA, and all are within a few points of the untrained encoder: masked prediction has hardly "
+        "begun. B rises with the length of the schedule (k-NN and linear probing at 36 epochs against 12). The "
+        "paper trains vanilla FINOLA for 100 epochs and the masked ones for 1600, on 135 times as many images.",
         "`python benchmarks/selfsupervised.py`. Other work ran on the same two cores: the times are no measure of "
         "speed.", "![FINOLA, masked FINOLA-E, masked FINOLA-B, MAE](../results/selfsupervised_imagenette_64px.png)"])
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from PIL import Image
 
 from finola.files import atomic_write
+from finola.pictures import stack
 from finola.recipe import load_recipe
 
 
@@ -47,14 +48,7 @@ def table(rows: list[dict]) -> str:
 def pictures(folders: list[Path]) -> Image.Image | None:
     """The runs' panels under one another, in the order of the table."""
     panels = [Image.open(folder / "panel.png") for folder in folders if (folder / "panel.png").exists()]
-    if not panels:
-        return None
-    canvas = Image.new("RGB", (max(p.width for p in panels), sum(p.height for p in panels)), "white")
-    top = 0
-    for picture in panels:
-        canvas.paste(picture, (0, top))
-        top += picture.height
-    return canvas
+    return stack(panels) if panels else None
 
 
 def main() -> None:

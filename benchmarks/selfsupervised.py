@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from finola.files import atomic_write
+from finola.pictures import stack
 from finola.registry import create_model
 from finola.weights import save_weights
 
@@ -65,10 +66,14 @@ def run(command: str, recipe: str, out: Path, args: argparse.Namespace, words: l
     return json.loads(result.read_text())
 
 
+def method_folder(name: str, args: argparse.Namespace) -> Path:
+    return args.runs / name.lower().replace(",", "").replace(" ", "_")
+
+
 def method(name: str, args: argparse.Namespace) -> dict:
     """Pre-training, probes and fine-tuning of one method: stage -> its result.json."""
     recipe, changes, encoder = METHODS[name]
-    folder = args.runs / name.lower().replace(",", "").replace(" ", "_")
+    folder = method_folder(name, args)
     weights, results = {"pretraining": folder / "pretraining" / "weights.safetensors"}, {}
     if recipe is None:
         torch.manual_seed(0)
@@ -100,15 +105,9 @@ def table(results: dict[str, dict]) -> str:
 
 def pictures(names: list[str], args: argparse.Namespace) -> Image.Image | None:
     """The pre-training panels of some methods under one another."""
-    folders = [args.runs / name.lower().replace(",", "").replace(" ", "_") / "pretraining" for name in names]
+    folders = [method_folder(name, args) / "pretraining" for name in names]
     panels = [Image.open(folder / "panel.png") for folder in folders if (folder / "panel.png").exists()]
-    if not panels:
-        return None
-    canvas = Image.new("RGB", (max(p.width for p in panels), sum(p.height for p in panels)), "white")
-    tops = [sum(p.height for p in panels[:i]) for i in range(len(panels))]
-    for panel, top in zip(panels, tops, strict=True):
-        canvas.paste(panel, (0, top))
-    return canvas
+    return stack(panels) if panels else None
 
 
 def main() -> None:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from finola.classes import readable_names
 from finola.classifier import Classifier
-from finola.data.images import to_tensor
 from finola.errors import FinolaError, WeightsError
-from finola.photographs import fit, upright_rgb
+from finola.photographs import load_square, upright_rgb
 from finola.pictures import GAP, LABEL_HEIGHT
 
 LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's picture, and of the chart, in pixels
@@ -69,11 +68,6 @@ def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Pre
     values, numbers = probabilities.topk(min(top, config.num_classes), dim=1)
     return [[Prediction(labels[i], names[i], p) for p, i in zip(*row, strict=True)]
             for row in zip(values.tolist(), numbers.tolist(), strict=True)]
-
-
-def load_square(image: Image.Image | str | Path, size: int) -> Tensor:
-    """The centre square of a photograph, (3, size, size) in [0, 1]; DataError where it cannot be decoded."""
-    return to_tensor(fit(upright_rgb(image), size))
 
 
 def require_classifier(model: nn.Module, source: str | Path = "model") -> None:

@@ -165,9 +165,12 @@ def _task(recipe: Recipe, config, images: Images, out: Path) -> Task:
         panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
     )
     every = recipe.trainer.knn_every
+
+    def neighbours() -> float | None:
+        return images.neighbours_accuracy(task.model) if (len(task.history) + 1) % every == 0 else None
+
     if every is not None and images.has_neighbours:
-        due = lambda: (len(task.history) + 1) % every == 0  # noqa: E731
-        task.neighbours = lambda: images.neighbours_accuracy(task.model) if due() else None
+        task.neighbours = neighbours
     return task
 
 

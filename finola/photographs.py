@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.data.images import center_crop, decode_image, resize_shorter, to_image, to_rgb
+from finola.data.images import center_crop, decode_image, resize_shorter, to_image, to_rgb, to_tensor
 from finola.errors import DataError, FinolaError
 from finola.model import FinolaAutoencoder
 from finola.pictures import GAP, LABEL_HEIGHT
@@ -112,6 +112,11 @@ def fit(image: Image.Image, size: int) -> Image.Image:
     left, top = (image.width - width) // 2, (image.height - height) // 2
     image = image.crop((left, top, left + width, top + height))
     return center_crop(resize_shorter(image, size), size)
+
+
+def load_square(image: Image.Image | str | Path, size: int) -> Tensor:
+    """The centre square of a photograph, (3, size, size) in [0, 1]; DataError where it cannot be decoded."""
+    return to_tensor(fit(upright_rgb(image), size))
 
 
 @dataclass(frozen=True)

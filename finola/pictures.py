@@ -65,6 +65,21 @@ def confusion(counts: Tensor, classes: Sequence[str]) -> Image.Image:
                 axes.text(j, i, f"{share:.0f}", ha="center", va="center", fontsize=8,
                           color="white" if share > 50 else "black")
     figure.colorbar(drawn, label="% of the true class")
+    return rasterise(figure)
+
+
+def rasterise(figure) -> Image.Image:
+    """A matplotlib figure as a picture."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")
+
+
+def stack(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures under one another, on white."""
+    canvas = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), "white")
+    top = 0
+    for picture in pictures:
+        canvas.paste(picture, (0, top))
+        top += picture.height
+    return canvas

@@ -14,7 +14,6 @@ deviation of its own surfaces, which two models can be compared by.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from finola.errors import FinolaError, RecipeError, WeightsError
 from finola.masked import MaskedFinola
 from finola.model import FinolaAutoencoder
+from finola.pictures import rasterise
 
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}
@@ -166,9 +166,7 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(title="median, 10 to 90 % of images")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return Image.open(buffer).convert("RGB")
+    return rasterise(figure)
 
 
 def _first_difference(z: Tensor, dim: int) -> Tensor:

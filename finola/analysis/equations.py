@@ -11,7 +11,6 @@ and leaves their validity open. Three measurements on images, all of `finola.pde
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from finola.errors import DataError, FinolaError
 from finola.metrics import psnr
 from finola.model import FinolaAutoencoder
 from finola.pde import commutator, law_of, render, residual
-from finola.pictures import panel
+from finola.pictures import panel, rasterise
 from finola.registry import build_model
 
 SHOWN = 3  # images of the pictures
@@ -177,9 +176,7 @@ def plot_equations(measured: Equations) -> Image.Image:
         figure.colorbar(drawn, ax=axes, shrink=0.8)
     figure.suptitle(f"mean of {measured.images} images; 0: the equation holds "
                     f"(in the row {measured.origin[0]} and the column {measured.origin[1]} of q it must)")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return Image.open(buffer).convert("RGB")
+    return rasterise(figure)
 
 
 def renderings_panel(renderings: Renderings) -> Image.Image:

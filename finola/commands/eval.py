@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from finola.commands.options import add_device, natural, open_device, positive
+from finola.commands.options import add_device, natural, open_device, open_limited, positive
 from finola.errors import RecipeError
 
 EXAMPLE = """examples:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
     path, model = _open(args.model, device)
     measure = choose(args, model.config.kind)
-    dataset = _open_data(args.data, args.limit)
+    dataset = open_limited(args.data, args.limit)
     measured = measure(args, model, dataset, progress)
     result = _result(args, path, model, dataset, device, measured.fields)
     if args.json:
@@ -99,14 +99,6 @@ def _open(name: str, device):
     else:
         path, model = pretrained_path(name), create_model(name, pretrained=True)
     return path, model.to(device).eval()
-
-
-def _open_data(paths: list[str], limit: int | None):
-    from finola.data import open_data
-    from finola.evaluate import Subset
-
-    dataset = open_data(paths)
-    return dataset if limit is None else Subset(dataset, limit)
 
 
 def _result(args: argparse.Namespace, path: Path, model, dataset, device, fields: dict) -> dict:

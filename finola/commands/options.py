@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from finola.errors import RecipeError
 
@@ -41,6 +42,22 @@ def open_model(args: argparse.Namespace):
     device = open_device(args.device)
     model = load_weights(args.weights) if args.weights else create_model(args.model or DEFAULT_MODEL, pretrained=True)
     return model.to(device).eval()
+
+
+def open_limited(paths: list[str], limit: int | None):
+    """The data set of --data and --limit."""
+    from finola.data import open_data
+    from finola.evaluate import Subset
+
+    dataset = open_data(paths)
+    return dataset if limit is None else Subset(dataset, limit)
+
+
+def weights_path(args: argparse.Namespace) -> Path:
+    """The file that --model or --weights means."""
+    from finola.registry import DEFAULT_MODEL, pretrained_path
+
+    return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
 
 
 def open_device(name: str | None):

@@ -82,7 +82,7 @@ def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict:
     """The squares of the pictures that can be decoded; of the others, what is wrong is printed and put in `faults`."""
     from tqdm import tqdm
 
-    from finola.classify import load_square
+    from finola.photographs import load_square
 
     squares = {}
     for path in paths:

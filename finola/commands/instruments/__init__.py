@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 
 from finola.commands.options import add_device, natural, positive
-from finola.errors import RecipeError
+from finola.commands.reconstruct import find_images
+from finola.errors import DataError, RecipeError
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -23,20 +24,29 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")
 
 
-def open_limited(paths: list[str], limit: int | None):
-    """The data set of --data and --limit."""
-    from finola.data import open_data
-    from finola.evaluate import Subset
-
-    dataset = open_data(paths)
-    return dataset if limit is None else Subset(dataset, limit)
-
-
 def require_folder(out: str) -> Path:
     """--out as a path; RecipeError if it is a file."""
     if Path(out).exists() and not Path(out).is_dir():
         raise RecipeError(f"--out: {out} is a file, expected a folder")
     return Path(out)
+
+
+def choose_pictures(words: list[str], out: Path, limit: int | None) -> list[Path]:
+    """The pictures that words mean, at most `limit`, spread evenly over them.
+
+    Raises:
+        DataError: a word that leads to none. RecipeError: a result could take the place of a picture.
+    """
+    from finola.evaluate import spread
+
+    paths, faults = find_images(words)
+    if faults:
+        raise DataError(faults[0])
+    for path in paths:
+        if path.parent.resolve() == out.resolve():
+            raise RecipeError(f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture "
+                              "is overwritten")
+    return [paths[i] for i in spread(len(paths), limit or len(paths))]
 
 
 def write_results(out: Path, name: str, result: dict, pictures: dict) -> None:

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import add_data_options, open_limited, require_folder, write_results
-from finola.commands.options import open_device, positive
+from finola.commands.instruments import add_data_options, require_folder, write_results
+from finola.commands.options import open_device, open_limited, positive
 
 EXAMPLE = """examples:
   finola inspect curvature --data imagenette/val --out inspected

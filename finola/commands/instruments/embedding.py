@@ -7,10 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import add_data_options, open_limited, require_folder, write_results
-from finola.commands.options import add_model, natural, open_model, positive
-from finola.commands.reconstruct import find_images
-from finola.errors import DataError, RecipeError, WeightsError
+from finola.commands.instruments import add_data_options, choose_pictures, require_folder, write_results
+from finola.commands.options import add_model, natural, open_limited, open_model, positive, weights_path
+from finola.errors import DataError, WeightsError
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
 
     out = require_folder(args.out)
     paths = _examples(args, out)
-    weights = _weights_path(args)
+    weights = weights_path(args)
     model = _open_autoencoder(args, weights)
     names, x = [path.stem for path in paths], _load(paths, model.config.image_size)
     counts = args.components or embedding.default_counts(model.config.embed_dim)
@@ -77,18 +76,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _examples(args: argparse.Namespace, out: Path) -> list[Path]:
-    """The files of --images and --examples; RecipeError if a result could take the place of one."""
-    paths, faults = find_images(args.images)
-    if faults:
-        raise DataError(faults[0])
-    for path in paths:
-        if path.parent.resolve() == out.resolve():
-            raise RecipeError(f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture "
-                              "is overwritten")
-    count = min(args.examples, len(paths))
-    if count < 2:
-        raise DataError(f"--images: got {count} pictures, expected at least 2, so that there is a mixture")
-    return [paths[i * len(paths) // count] for i in range(count)]
+    """The files of --images and --examples."""
+    paths = choose_pictures(args.images, out, args.examples)
+    if len(paths) < 2:
+        raise DataError(f"--images: got {len(paths)} pictures, expected at least 2, so that there is a mixture")
+    return paths
 
 
 def _open_autoencoder(args: argparse.Namespace, weights: Path):
@@ -103,16 +95,9 @@ def _load(paths: list[Path], size: int):
     """The centre squares (E, 3, S, S)."""
     import torch
 
-    from finola.data import to_tensor
-    from finola.photographs import fit, upright_rgb
+    from finola.photographs import load_square
 
-    return torch.stack([to_tensor(fit(upright_rgb(path), size)) for path in paths])
-
-
-def _weights_path(args: argparse.Namespace) -> Path:
-    from finola.registry import DEFAULT_MODEL, pretrained_path
-
-    return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    return torch.stack([load_square(path, size) for path in paths])
 
 
 def _statistics(args: argparse.Namespace, model, weights: Path, counts: list[int], out: Path):

@@ -7,10 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import require_folder, write_results
-from finola.commands.options import add_device, add_model, open_model, positive
-from finola.commands.reconstruct import find_images
-from finola.errors import DataError, RecipeError
+from finola.commands.instruments import choose_pictures, require_folder, write_results
+from finola.commands.options import add_device, add_model, open_model, positive, weights_path
+from finola.errors import RecipeError
 
 EXAMPLE = """examples:
   finola inspect equations --data kodak --out inspected/equations
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     from finola.pde import law_of
 
     out, factors = require_folder(args.out), _factors(args)
-    paths = _paths(args, out)
+    paths = choose_pictures(args.data, out, args.limit)
     model = open_model(args)
     law_of(model)  # before anything is read
     against = _open_against(args, model.mean.device) or untrained(model)
@@ -69,16 +68,6 @@ def _factors(args: argparse.Namespace) -> list[int]:
     if min(args.factors) < 2:
         raise RecipeError(f"--factors: got {min(args.factors)}, expected at least 2")
     return sorted(set(args.factors))
-
-
-def _paths(args: argparse.Namespace, out: Path) -> list[Path]:
-    paths, faults = find_images(args.data)
-    if faults:
-        raise DataError(faults[0])
-    if any(path.parent.resolve() == out.resolve() for path in paths):
-        raise RecipeError(f"--out: {out} holds pictures of --data; choose another folder, so that none is overwritten")
-    count = min(args.limit or len(paths), len(paths))
-    return [paths[i * len(paths) // count] for i in range(count)]
 
 
 def _open_against(args: argparse.Namespace, device):
@@ -103,10 +92,9 @@ def _result(args: argparse.Namespace, model, measured) -> dict:
     from datetime import UTC, datetime
 
     from finola.provenance import environment
-    from finola.registry import DEFAULT_MODEL, pretrained_path
     from finola.weights import weights_hash
 
-    weights = Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    weights = weights_path(args)
     residuals = {"horizontal": measured.horizontal, "vertical": measured.vertical}
     return {
         "weights": weights.name,

@@ -36,15 +36,14 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from finola.analysis.growth import growth_frames, write_gif
-    from finola.data import to_tensor
     from finola.pde import law_of
-    from finola.photographs import fit, upright_rgb
+    from finola.photographs import load_square
 
     if Path(args.out).suffix.lower() != ".gif":
         raise RecipeError(f"--out: got {args.out}, expected a file ending in .gif")
     model = open_model(args)
     law_of(model)  # before anything is read
-    x = to_tensor(fit(upright_rgb(args.photo), model.config.image_size)).to(model.mean.device)
+    x = load_square(args.photo, model.config.image_size).to(model.mean.device)
     with torch.no_grad():
         q = model.encode(x[None])[0]
     frames = growth_frames(model, q)

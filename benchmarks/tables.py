@@ -6,6 +6,8 @@
 import json
 from pathlib import Path
 
+import numpy as np
+
 from finola.files import atomic_write
 
 ROOT = Path(__file__).parent.parent
@@ -96,8 +98,57 @@ def codec() -> str:
     lines += [f"| {name} | {p['bpp']:.3f} | {p['psnr']:.2f} | {p['ms_ssim']:.3f} |"
               for name, p in table["codecs"].items()]
     lines += ["", f"`finola rd kodak --target {table['target']}`; {made_by(table)}.", "",
-              "![rate and distortion](../results/rd/rd.png)"]
+              *_parts_of_the_codec(table["target"]), "", "![rate and distortion](../results/rd/rd.png)"]
     return "\n".join(lines)
+
+
+def _parts_of_the_codec(rate: float) -> list[str]:
+    """What entropy coding and refinement are worth, from the curves."""
+    files = {name: read(f"rd/{name}.json") for name in ("finola-paper", "finola-bits", "finola", "finola-refine10")}
+    curves = {name: file["results"] for name, file in files.items()}
+    fixed, coded, plain, refined = curves.values()
+    rows = ["| bits a number | fixed length, bit per pixel | entropy coded | saved | PSNR, dB |",
+            "|---|---|---|---|---|"]
+    rows += [f"| {bits:.0f} | {long:.3f} | {short:.3f} | {100 * (1 - short / long):.0f} % | {psnr:.2f} |"
+             for bits, long, short, psnr in zip(fixed["q"], fixed["bpp"], coded["bpp"], fixed["psnr"], strict=True)]
+    before, after = (np.interp(rate, curve["bpp"], curve["psnr"]) for curve in (plain, refined))
+    record = files["finola-refine10"]["record"]
+    without, with_them = (files[name]["record"]["bd_rate_against_jpeg"] for name in ("finola", "finola-refine10"))
+    return ["Entropy coding alone, the same numbers written shorter:", "", *rows, "",
+            f"Ten steps of refinement: {after - before:+.2f} dB at {rate} bit per pixel ({before:.2f} to {after:.2f} "
+            f"dB, between the points of the curves); BD-rate against JPEG {without:+.0f} % without, {with_them:+.0f} % "
+            f"with them. `finola rd kodak --refine 10`; {made_by(record)}."]
+
+
+def detection() -> str:
+    """The two runs that fit coco128, and the detectors' speed."""
+    names = {"detr": "DETR, MF-Dec-211, W720", "mask_rcnn": "Mask R-CNN, W720"}
+    lines = ["## Detection", "",
+             "coco128's 128 pictures, trained on until they are fitted and scored on the same pictures: a check that "
+             "the pipeline learns, no measure of quality. COCO's average precision in %, in batches as in training and "
+             "one picture at a time.", "",
+             "| model | recipe | epochs | box AP | mask AP | alone: box AP | mask AP | hours |",
+             "|---|---|---|---|---|---|---|---|"]
+    for key, name in names.items():
+        run, scores = read(f"detection/{key}/result.json"), read(f"detection/{key}/scores.json")
+        masks = (f"{run['val_mask_ap']:.1f}", f"{100 * scores['mask_ap']:.1f}") if "mask_ap" in scores else ("-", "-")
+        lines.append(f"| {name} | {run['recipe']} | {run['history'][-1]['epoch'] + 1} | {run['val_box_ap']:.1f} "
+                     f"| {masks[0]} | {100 * scores['box_ap']:.1f} | {masks[1]} | {run['seconds'] / 3600:.1f} |")
+    lines += ["", f"`finola detect train`, `finola detect eval`; {made_by(run)}. Other work ran on the same cores. "
+              "Mask R-CNN ran for 100 epochs of a schedule of 100 and was then resumed with one of 150."]
+    for key, name in names.items():
+        lines += ["", f"![{name}: found objects](../results/detection/{key}/panel.png)", "",
+                  f"![{name}: curve](../results/detection/{key}/curve.png)"]
+    speed = read("detection_cpu.json")
+    height, width = speed["size"]
+    lines += ["", f"Inference on one picture of {height}x{width}, random weights, over torchvision's Faster R-CNN "
+              "R50-FPN in the same run; memory is what model and detection take beside Python and the libraries.", "",
+              "| model | parameters, M | GMACs | latency, ms | of Faster R-CNN | memory, MiB | of Faster R-CNN |",
+              "|---|---|---|---|---|---|---|"]
+    lines += [f"| {r['model']} | {r['params'] / 1e6:.1f} | {r['macs'] / 1e9:.1f} | {r['latency_ms']:.0f} "
+              f"| {r['of_reference']['latency']:.2f} | {r['memory_mib']:.0f} | {r['of_reference']['memory']:.2f} |"
+              for r in speed["results"]]
+    return "\n".join([*lines, "", f"`python benchmarks/detection.py`; {made_by(speed)}."])
 
 
 def instruments() -> str:
@@ -143,7 +194,7 @@ def main() -> None:
         path.write_text(card() + "\n")
     text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
                         reconstruction(), codec(), instruments(), operator(), ablation(), pretraining(),
-                        pretraining_cost()])
+                        pretraining_cost(), detection()])
     with atomic_write(ROOT / "docs" / "results.md") as path:
         path.write_text(text + "\n")
 

@@ -20,6 +20,11 @@ _HOMES = {
     "Reconstruction": "finola.photographs",
     "predict": "finola.classify",
     "Prediction": "finola.classify",
+    "detect": "finola.detection.predict",
+    "Detr": "finola.detection.detr",
+    "DetrConfig": "finola.detection.detr",
+    "MaskRcnn": "finola.detection.mask_rcnn",
+    "MaskRcnnConfig": "finola.detection.mask_rcnn",
     "FinolaError": "finola.errors",
     "DataError": "finola.errors",
     "RecipeError": "finola.errors",
@@ -32,7 +37,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str):
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
-    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads", "codec", "pde"):
+    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads", "codec", "detection", "pde"):
         return import_module(f"finola.{name}")
     raise AttributeError(f"module 'finola' has no attribute {name!r}")
 

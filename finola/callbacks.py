@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -39,8 +40,9 @@ class Checkpoints(Checkpoint):
     uninterrupted one. A second signal stops at once, and leaves the checkpoint that is there.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, num_images: int, deadline: float):
-        self.path, self.recipe, self.num_images, self.deadline = path, recipe, num_images, deadline
+    def __init__(self, path: Path, recipe: Recipe, num_images: int, classes: Sequence[str], deadline: float):
+        self.path, self.recipe, self.deadline = path, recipe, deadline
+        self.data = {"images": num_images, "classes": list(classes)}
         self.signal: int | None = None
         self.out_of_time = False
         self._step = self._saved_step = 0
@@ -49,7 +51,7 @@ class Checkpoints(Checkpoint):
 
     def identity(self, trainer: Trainer) -> dict:
         """What a resumed run must have in common with this one."""
-        return {**self.recipe.as_dict(), "processes": trainer.world_size, "images": self.num_images}
+        return {**self.recipe.as_dict(), "processes": trainer.world_size, **self.data}
 
     def on_save_checkpoint(self, trainer, task, checkpoint):
         checkpoint["identity"] = self.identity(trainer)

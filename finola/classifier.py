@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import timm
@@ -13,13 +13,13 @@ from finola.encoder import CONFIGS
 from finola.errors import FinolaError
 from finola.features import map_and_tokens, token_width
 from finola.heads import HEADS, create_head
-from finola.model import ENCODER_STRIDE, ImageModel
+from finola.model import ENCODER_STRIDE, ImageModel, ModelConfig
 
 ENCODER_MODULES = ("encoder", "vision_transformer", "deit")  # where timm knows our encoders and its plain ViTs from
 
 
 @dataclass(frozen=True)
-class ClassifierConfig:
+class ClassifierConfig(ModelConfig):
     """What defines a classifier; its fields are the `model:` section of a recipe.
 
     Attributes:
@@ -46,8 +46,7 @@ class ClassifierConfig:
         if not isinstance(self.encoder, str) or not is_model_in_modules(self.encoder, ENCODER_MODULES):
             raise FinolaError(f"encoder: got {self.encoder!r}, expected one of {', '.join(CONFIGS)}, "
                               "or a ViT of timm's such as vit_small_patch16_224")
-        if self.image_size < ENCODER_STRIDE or self.image_size % ENCODER_STRIDE:
-            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
+        self.check_image_size(ENCODER_STRIDE)
         if self.head not in HEADS:
             raise FinolaError(f"head: got {self.head!r}, expected one of {', '.join(HEADS)}")
         if self.num_classes < 1:
@@ -56,9 +55,6 @@ class ClassifierConfig:
         if self.classes and len(self.classes) != self.num_classes:
             raise FinolaError(f"classes: got {len(self.classes)} names for num_classes={self.num_classes}; "
                               "give one name for each class, or none")
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class Classifier(ImageModel):

@@ -18,7 +18,7 @@ from finola.errors import FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "rd", "pack", "train", "probe", "finetune", "predict",
-    "eval", "inspect", "bench", "doctor",
+    "eval", "detect", "inspect", "bench", "doctor",
 )
 
 
@@ -67,7 +67,7 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
 
 def _missing_extra(error: ModuleNotFoundError) -> str:
     extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
-    extras |= {"lightly": "ssl", "constriction": "codec"}
+    extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
     extra = extras.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"

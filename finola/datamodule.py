@@ -23,16 +23,16 @@ from finola.recipe import Recipe
 BANK = 50_000  # training images that k-NN votes with, at most
 
 
-class Images(LightningDataModule):
-    """Loaders of the training and validation images.
-
-    What a frozen encoder makes of an image that is always seen alike is computed once: of validation images, and of
-    training images where `data.augment` is false. Random crops demand features anew at each step.
+class RunData(LightningDataModule):
+    """The training and validation sets of a run, and this process's share of them.
 
     Attributes:
-        model: the model that is trained; its features are what is kept.
+        model: the model that is trained.
         first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
+        has_neighbours: whether k-NN can be measured.
     """
+
+    has_neighbours = False
 
     def __init__(self, recipe: Recipe, train, val, folder: Path):
         super().__init__()
@@ -49,6 +49,34 @@ class Images(LightningDataModule):
         accumulate = self.recipe.trainer.accumulate
         batches = len(self.train) // (self.recipe.optim.batch_size // accumulate)
         return self.recipe.optim.epochs * math.ceil(batches / accumulate)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.trainer.strategy.root_device
+
+    @property
+    def _share(self) -> dict[str, int]:
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    @property
+    def _batch_size(self) -> int:
+        """Images of one process's part of a batch."""
+        return self.recipe.optim.batch_size // (self.trainer.world_size * self.recipe.trainer.accumulate)
+
+    @property
+    def _workers(self) -> int:
+        """Processes that decode: no more than there are cores for this process."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return min(self.recipe.data.num_workers, cores)
+
+
+class Images(RunData):
+    """Loaders of the training and validation images.
+
+    What a frozen encoder makes of an image that is always seen alike is computed once, as features of `model`: of
+    validation images, and of training images where `data.augment` is false. Random crops demand features anew at each
+    step.
+    """
 
     @property
     def has_neighbours(self) -> bool:
@@ -101,25 +129,6 @@ class Images(LightningDataModule):
         bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
         with self.trainer.precision_plugin.forward_context():
             return neighbours_accuracy(model, self.squares(bank), self.squares(self.val), len(self.train.classes))
-
-    @property
-    def _device(self) -> torch.device:
-        return self.trainer.strategy.root_device
-
-    @property
-    def _share(self) -> dict[str, int]:
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
-
-    @property
-    def _batch_size(self) -> int:
-        """Images of one process's part of a batch."""
-        return self.recipe.optim.batch_size // (self.trainer.world_size * self.recipe.trainer.accumulate)
-
-    @property
-    def _workers(self) -> int:
-        """Processes that decode: no more than there are cores for this process."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return min(self.recipe.data.num_workers, cores)
 
     def _features(self, batches, count: int, name: str) -> FrozenFeatures:
         with self.trainer.precision_plugin.forward_context():

@@ -8,7 +8,8 @@ A run's folder:
     last.ckpt              the newest checkpoint
     features_0/            what a frozen encoder gives for the images, while a probe runs; one for each process
     csv/, tensorboard/     logs; each resume starts a new csv version
-    panels/                one picture for each validation: reconstructions, predictions, or the confusion of classes
+    panels/                one picture for each validation: reconstructions, predictions, objects, or the confusion of
+                           classes
     weights.safetensors, result.json, curve.png, panel.png    written when the run ends
 """
 
@@ -33,17 +34,20 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from finola.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
 from finola.data import check_same_classes, open_data
-from finola.datamodule import Images
+from finola.datamodule import Images, RunData
+from finola.detection.coco import open_coco
+from finola.detection.datamodule import DetectionImages
 from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.evaluate_classifier import require_labels
 from finola.files import atomic_write
 from finola.provenance import device_name, environment
-from finola.recipe import Recipe, differences
+from finola.recipe import DETECTORS, Recipe, differences
 from finola.registry import build_model
 from finola.start import start_from_images
 from finola.tasks.base import NonFiniteLoss, Task
 from finola.tasks.classification import Classification
+from finola.tasks.detection import Detection
 from finola.tasks.pretraining import Contrast, MaskedPrediction
 from finola.tasks.reconstruction import Reconstruction
 from finola.transfer import transfer
@@ -51,13 +55,13 @@ from finola.weights import save_weights
 
 TASKS = {
     "autoencoder": Reconstruction, "classifier": Classification, "masked": MaskedPrediction,
-    "mae": MaskedPrediction, "simmim": MaskedPrediction, "moco": Contrast,
+    "mae": MaskedPrediction, "simmim": MaskedPrediction, "moco": Contrast, "detr": Detection, "mask_rcnn": Detection,
 }
 
 # what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
 FREE_KEYS = {
-    "paper.table", "paper.row", "paper.psnr", "paper.top1", "data.num_workers", "trainer.accelerator",
-    "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
+    "paper.table", "paper.row", "paper.psnr", "paper.top1", "paper.box_ap", "paper.mask_ap", "data.num_workers",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
     "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
 }
 
@@ -75,13 +79,15 @@ def fit(
     """Train, or go on training, and write the run's folder.
 
     Args:
-        data, val: folders or shards of training and validation images; without `val` nothing is validated.
+        data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
+            format and perhaps the folder of its images; without `val` nothing is validated.
         out: the run's folder; must be empty or absent unless `resume`.
         resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
         allow_changes: resume although the recipe, the number of processes or the data are others than before.
         init_from: a weights file to start from (see `finola.transfer`).
-        num_classes: the classes of `data`, said in full knowledge: a classifier for others gets a new last layer.
-        new_head: take the encoder alone of a classifier in `init_from`.
+        num_classes: the classes of `data`, said in full knowledge: a classifier or detector for others gets a new last
+            layer.
+        new_head: take the encoder alone of a classifier or a detector in `init_from`.
 
     Returns:
         The content of result.json.
@@ -95,13 +101,15 @@ def fit(
     _check_options(recipe, init_from, num_classes, new_head)
     torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
     _check_folder(out, resume)
-    images = Images(recipe, open_data(data), open_data(val) if val else None, out)
+    images = _open_images(recipe, data, val, out)
     config = _model_config(recipe, images, num_classes)
     task = _task(recipe, config, images, out)
     if init_from and not (resume and (out / "last.ckpt").exists()):
         transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
-    speed, checkpoints = Speed(), Checkpoints(out / "last.ckpt", recipe, len(images.train), deadline)
+    speed = Speed()
+    classes = getattr(config, "classes", ())
+    checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
     trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
     _check_division(recipe, trainer.world_size)
     checkpoint = _read_checkpoint(checkpoints.path) if resume and checkpoints.path.exists() else None
@@ -135,27 +143,36 @@ def fit(
     return result
 
 
-def _model_config(recipe: Recipe, images: Images, num_classes: int | None):
-    """The recipe's, with the classes of the data for a classifier."""
-    config = recipe.model_config()
-    if config.kind != "classifier":
+def _open_images(recipe: Recipe, data: list[str], val: list[str] | None, out: Path) -> RunData:
+    if recipe.model_config().kind in DETECTORS:
+        return DetectionImages(recipe, open_coco(data), open_coco(val, "--val") if val else None, out)
+    return Images(recipe, open_data(data), open_data(val) if val else None, out)
+
+
+def _model_config(recipe: Recipe, images: RunData, num_classes: int | None):
+    """The recipe's, with the classes of the data for a classifier or a detector."""
+    config, train, val = recipe.model_config(), images.train, images.val
+    if config.kind == "classifier":
+        require_labels(train)
+        if val is not None:
+            require_labels(val)
+        if len(train.classes) < 2:
+            raise DataError(f"{train.source}: holds 1 class ({train.classes[0]}), expected at least 2; name the folder"
+                            " above the class folders")
+    elif config.kind not in DETECTORS:
         return config
-    require_labels(images.train)
-    if images.val is not None:
-        require_labels(images.val)
-        check_same_classes(images.train, images.val)
-    classes, source = tuple(images.train.classes), images.train.source
-    if len(classes) < 2:
-        raise DataError(f"{source}: holds 1 class ({classes[0]}), expected at least 2; name the folder above the"
-                        " class folders")
+    if val is not None:
+        check_same_classes(train, val)
+    classes = tuple(train.classes)
     wanted = num_classes or recipe.model.overrides.get("num_classes", len(classes))
     if wanted != len(classes):
-        raise DataError(f"{source}: holds {len(classes)} classes, expected {wanted}; correct --num-classes or"
+        raise DataError(f"{train.source}: holds {len(classes)} classes, expected {wanted}; correct --num-classes or"
                         " model.num_classes, or choose other data")
-    return replace(config, num_classes=len(classes), classes=classes)
+    ids = {"category_ids": tuple(train.category_ids)} if config.kind in DETECTORS else {}
+    return replace(config, num_classes=len(classes), classes=classes, **ids)
 
 
-def _task(recipe: Recipe, config, images: Images, out: Path) -> Task:
+def _task(recipe: Recipe, config, images: RunData, out: Path) -> Task:
     torch.manual_seed(recipe.seed)
     images.model = build_model(config)
     if recipe.trainer.compile:
@@ -203,7 +220,7 @@ def _val_every(recipe: Recipe) -> int:
     return max(n for n in range(1, min(recipe.trainer.val_every, epochs) + 1) if epochs % n == 0)
 
 
-def _run(trainer: Trainer, task: Task, images: Images, checkpoint_path: Path | None) -> None:
+def _run(trainer: Trainer, task: Task, images: RunData, checkpoint_path: Path | None) -> None:
     try:
         trainer.fit(task, datamodule=images, ckpt_path=checkpoint_path, weights_only=True)
     except SystemExit as error:
@@ -223,12 +240,12 @@ def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
 
 
 def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool) -> None:
-    """`num_classes` and `new_head` say what becomes of a classifier's head: there must be one."""
+    """`num_classes` and `new_head` say what becomes of a head for classes: there must be one."""
     kind = recipe.model_config().kind
     for option, given in (("--num-classes", num_classes is not None), ("--new-head", new_head)):
-        if given and kind != "classifier":
-            raise RecipeError(f"{option}: is for classifiers, {recipe.name} trains a model of kind {kind!r}; leave it"
-                              " out, or choose a recipe for a classifier")
+        if given and kind not in ("classifier", *DETECTORS):
+            raise RecipeError(f"{option}: is for classifiers and detectors, {recipe.name} trains a model of kind"
+                              f" {kind!r}; leave it out, or choose a recipe for one of these")
     if new_head and not init_from:
         raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"
                           " out")
@@ -246,9 +263,15 @@ def _check_same_run(checkpoint: dict, identity: dict, path: Path, allow_changes:
     pairs = differences(checkpoint["identity"], identity)
     changed = {key: pair for key, pair in pairs.items() if key not in FREE_KEYS}
     if changed and not allow_changes:
-        listed = "; ".join(f"{key}: {before} then, {after} now" for key, (before, after) in changed.items())
+        listed = "; ".join(f"{key}: {_short(before)} then, {_short(after)} now"
+                           for key, (before, after) in changed.items())
         raise RecipeError(f"{path}: is of another run ({listed}); undo the change, choose another --out,"
                           " or add --allow-changes")
+
+
+def _short(value) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @rank_zero_only
@@ -343,10 +366,15 @@ def _draw_curve(task: Task, path: Path) -> None:
     axes = figure.subplots()
     score = task.scores[0] if task.scores else "loss"
     steps = [point["step"] for point in task.history]
-    for key, label in ((f"train_{score}", "training"), (f"val_{score}", "validation")):
-        axes.plot(steps, [point[key] for point in task.history], marker=".", label=label)
+    shown = [(axes, f"train_{score}", "training"), (axes, f"val_{score}", "validation")]
     axes.set(xlabel="optimiser steps", ylabel=f"{score}, {task.unit}" if task.unit else score)
+    if task.scores and not task.follows_score:
+        right = axes.twinx()
+        right.set(ylabel="loss", yscale="log")
+        shown = [(axes, f"val_{name}", name) for name in task.scores[:2]] + [(right, "train_loss", "training loss")]
+    for i, (of, key, label) in enumerate(shown):
+        of.plot(steps, [point.get(key) for point in task.history], marker=".", label=label, color=f"C{i}")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside upper center", ncols=3)
     with atomic_write(path) as temporary:
         figure.savefig(temporary, dpi=150)

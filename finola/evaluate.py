@@ -169,12 +169,16 @@ class Subset:
 
 
 def timed(function: Callable[[Tensor], T], x: Tensor) -> tuple[T, float]:
-    """What a function makes of images, and the seconds it took."""
-    start = time.perf_counter()
+    """What a function makes of images, and the seconds it took: from a GPU that is idle until it is again."""
+    start = _now(x.device)
     result = function(x)
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-    return result, time.perf_counter() - start
+    return result, _now(x.device) - start
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def spread(length: int, count: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of every encoder, decoder and model, beside the paper's figures.
+"""Parameters and multiply-adds of every encoder, decoder, detection head and model, beside the paper's figures.
 
 The paper's figures are the table `PAPER`; all others are counted by running the modules on the meta device
 (`finola.flops`). Each row is for one input, whose shape (channels x height x width) it names.
@@ -6,7 +6,8 @@ The paper's figures are the table `PAPER`; all others are counted by running the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache, partial
@@ -15,10 +16,15 @@ from typing import NamedTuple
 
 import timm
 import torch
+from timm.models import is_model_in_modules
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, autoregress_lines, normalise, resolve_origin
+from finola.classifier import ENCODER_MODULES
 from finola.decoder import WIDTHS, ConvDecoder
+from finola.detection.detr import Detr, DetrConfig
+from finola.detection.heads import BLOCKS, DIM
+from finola.detection.mask_rcnn import BOX_CELLS, MASK_CELLS
 from finola.encoder import CONFIGS
 from finola.errors import FinolaError
 from finola.features import token_width
@@ -28,7 +34,8 @@ from finola.model import ENCODER_STRIDE, FinolaAutoencoder
 from finola.registry import CONFIGURATIONS, build_model, list_models
 
 IMAGE_SIZE, EMBED_DIM = 256, 3072  # what the table's decoders are counted for
-DETECTION_SIZE = (800, 1333)  # what the paper counts the multiply-adds of its encoders for
+DETECTION_SIZE = (800, 1333)  # what the paper counts the multiply-adds of its encoders and detection heads for
+DETECTION_WIDTHS = (720, 1440, 2880)  # of the encoders under its detection heads
 
 # Parameters and multiply-adds as the paper prints them, rounded; None where it gives none.
 PAPER = {
@@ -58,6 +65,15 @@ PAPER = {
     "decoder_s4": (7_900_000, None),
     "decoder_s2": (1_700_000, None),
     "decoder_s1": (1_200_000, None),
+    # Table "COCO object detection results" (frozen backbone)
+    "mf_dec_522_w720": (18_200_000, 31_100_000_000),
+    "mf_dec_522_w1440": (18_600_000, 32_300_000_000),
+    "mf_dec_522_w2880": (19_400_000, 34_600_000_000),
+    "mf_dec_211_w720": (8_000_000, 12_200_000_000),
+    "mf_dec_211_w1440": (8_400_000, 13_400_000_000),
+    "mf_dec_211_w2880": (9_200_000, 15_700_000_000),
+    # Table "Comparison with DETR-based models"
+    "detr_mf_dec_522_mfw2880": (44_000_000, 112_000_000_000),
 }
 
 
@@ -77,7 +93,8 @@ class Row(NamedTuple):
 
 @cache
 def row(name: str) -> Row:
-    """The row of an encoder, an encoder with head, a decoder or a model; FinolaError for an unknown name."""
+    """The row of an encoder, an encoder with head, a decoder, a detection head or a model; FinolaError for an unknown
+    name."""
     measure = _measurements().get(name)
     if measure is None:
         near = get_close_matches(name, _measurements(), n=3)
@@ -137,10 +154,13 @@ def _measurements() -> dict[str, Callable[[], Measured]]:
     for scale in sorted(WIDTHS):
         decoders[f"decoder_s{scale}"] = partial(_measure_decoder, scale, None)
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
-    kinds = {"classifier": _measure_classifier, "autoencoder": _measure_autoencoder, "masked": _measure_masked}
+    heads = {f"{head}_w{width}": partial(_measure_detection_head, head, f"mobileformer_w{width}")
+             for head in BLOCKS for width in DETECTION_WIDTHS}
+    kinds = {"classifier": _measure_classifier, "autoencoder": _measure_autoencoder, "masked": _measure_masked,
+             "detr": _measure_detr, "mask_rcnn": _measure_mask_rcnn}
     measures = {name: kinds.get(CONFIGURATIONS[name].kind, _measure_baseline) for name in countable_models()}
     models = {name: partial(measure, name) for name, measure in measures.items()}
-    return encoders | decoders | models
+    return encoders | decoders | heads | models
 
 
 def _measure_encoder(name: str, size: tuple[int, int], **options) -> Measured:
@@ -150,7 +170,10 @@ def _measure_encoder(name: str, size: tuple[int, int], **options) -> Measured:
 @cache
 def _encoder(name: str, size: tuple[int, int], **options) -> Count:
     with torch.device("meta"):
-        options |= {"strict_img_size": False} if name in CONFIGS else {"img_size": size}
+        if name in CONFIGS:
+            options |= {"strict_img_size": False}
+        elif is_model_in_modules(name, ENCODER_MODULES):  # a ViT
+            options |= {"img_size": size}
         encoder = timm.create_model(name, num_classes=0, **options)
         return count(encoder, torch.empty(1, 3, *size))
 
@@ -159,6 +182,48 @@ def _measure_decoder(scale: int, reduce: str | None) -> Measured:
     shape = (EMBED_DIM, IMAGE_SIZE // scale, IMAGE_SIZE // scale)
     with torch.device("meta"):
         return shape, count(ConvDecoder(EMBED_DIM, scale, reduce), torch.empty(1, *shape))
+
+
+def _measure_detection_head(name: str, encoder: str) -> Measured:
+    """A detection head on the maps of an encoder, with the layers that give its queries classes and boxes."""
+    return _sum_of_parts(_head_and_outputs(DetrConfig(encoder, head=name)))
+
+
+def _measure_detr(name: str) -> Measured:
+    config = CONFIGURATIONS[name]
+    return _sum_of_parts((_encoder(config.encoder, DETECTION_SIZE), *_head_and_outputs(config)))
+
+
+def _head_and_outputs(config: DetrConfig) -> tuple[Count, Count]:
+    with torch.device("meta"):
+        model = Detr(config)
+        return count(model.head, _maps(model)), count(model.outputs, torch.empty(1, config.num_queries, DIM))
+
+
+def _measure_mask_rcnn(name: str) -> Measured:
+    """With as many proposals and objects as a picture can have."""
+    config = CONFIGURATIONS[name]
+    encoder, width = _encoder(config.encoder, DETECTION_SIZE), config.pyramid_channels
+    with torch.device("meta"):
+        model = build_model(config).eval()  # in training there are more proposals
+        maps, rpn, heads = _maps(model), model.rpn, model.roi_heads
+        levels = list(model.pyramid(maps).values())
+        boxes = torch.empty(rpn.post_nms_top_n(), width, BOX_CELLS, BOX_CELLS)
+        masks = torch.empty(config.detections, width, MASK_CELLS, MASK_CELLS)
+        return _sum_of_parts((
+            encoder, count(model.pyramid, maps), count(rpn.head, levels),
+            count(nn.Sequential(heads.box_head, heads.box_predictor), boxes),
+            count(nn.Sequential(heads.mask_head, heads.mask_predictor), masks)))
+
+
+def _maps(model: nn.Module) -> dict[int, Tensor]:
+    """The maps a detector reads, for a picture of DETECTION_SIZE."""
+    return {stride: torch.empty(1, model.channels[stride], *(math.ceil(side / stride) for side in DETECTION_SIZE))
+            for stride in model.strides}
+
+
+def _sum_of_parts(parts: Sequence[Count]) -> Measured:
+    return (3, *DETECTION_SIZE), Count(sum(part.params for part in parts), sum(part.macs for part in parts))
 
 
 def _measure_classifier(name: str) -> Measured:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import timm
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from finola.autoregression import Finola, _state_dtype, advance
 from finola.errors import FinolaError
 from finola.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
-from finola.model import ENCODER_STRIDE, ImageModel, check_encoder_name
+from finola.model import ENCODER_STRIDE, ImageModel, ModelConfig, check_encoder_name
 from finola.pooling import AttentionPool
 
 VARIANTS = ("block", "element")
@@ -82,7 +82,7 @@ def _patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class MaskedConfig:
+class MaskedConfig(ModelConfig):
     """What defines a masked FINOLA; its fields are the `model:` section of a recipe.
 
     Attributes:
@@ -127,9 +127,6 @@ class MaskedConfig:
     def grid_size(self) -> int:
         """h = w, the patches along a side of the image."""
         return self.image_size // ENCODER_STRIDE
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
     def _check_grid(self) -> None:
         # from 3 positions a side, the grid's centre has neighbours in all four directions, each with its matrix

@@ -34,7 +34,22 @@ def check_encoder_name(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class AutoencoderConfig:
+class ModelConfig:
+    """What all configurations share: the name of their kind, which stands in weights files, and a plain form."""
+
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict:
+        return asdict(self)
+
+    def check_image_size(self, unit: int) -> None:
+        """Raises FinolaError unless `image_size` is a multiple of `unit`."""
+        if self.image_size < unit or self.image_size % unit:
+            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {unit}")
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig(ModelConfig):
     """What defines a model; its fields are the `model:` section of a recipe.
 
     Attributes:
@@ -67,8 +82,7 @@ class AutoencoderConfig:
     gain: float = 0.1
 
     def __post_init__(self):
-        if self.image_size < ENCODER_STRIDE or self.image_size % ENCODER_STRIDE:
-            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}")
+        self.check_image_size(ENCODER_STRIDE)
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
         check_encoder_name(self.encoder)
@@ -81,9 +95,6 @@ class AutoencoderConfig:
                               f"{', '.join(AUTOREGRESSIONS)}")
         if self.start not in ("random", "shifts"):
             raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class ImageModel(nn.Module):

@@ -29,6 +29,7 @@ import yaml
 from finola.errors import FinolaError, RecipeError
 
 RECIPE_FOLDER = Path(__file__).parent / "recipes"
+DETECTORS = ("detr", "mask_rcnn")  # kinds of models whose data are COCO-format annotations
 
 
 def _option(default, *, low=None, above=None, high=None, choices=None):
@@ -53,6 +54,9 @@ class DataSection:
     crops there: for sets that fit in memory. `policy` acts on the crops: one of timm's RandAugment strings
     ("rand-m9-mstd0.5-inc1") or "moco". `augment: false` takes centre squares instead, in training too: for
     probing, where a frozen encoder then sees each image only once.
+
+    Detection: pictures keep their aspect. `image_size` is the shorter side (of the longer see the model's `max_size`);
+    in training it is drawn from `scales`, where given. `random_crop` cuts half of the pictures first, as DETR does.
     """
 
     image_size: int = _option(256, low=8)
@@ -62,12 +66,15 @@ class DataSection:
     hflip: bool = True
     policy: str | None = None
     augment: bool = True
+    scales: tuple[int, ...] | None = _option(None, low=32)
+    random_crop: bool = False
     num_workers: int = _option(8, low=0)
 
 
 @dataclass(frozen=True)
 class OptimSection:
     """AdamW or SGD, linear warm-up, then cosine to zero; lr = base_lr * batch_size / 256 (Table `appendix:FINOLA`).
+    With `milestones` the rate is constant in place of the cosine, and a tenth from each of these epochs on.
 
     `batch_size` counts the images of one optimiser step: over all devices, nodes and accumulated parts.
     A run of fewer than two `warmup_epochs` warms up for its first half.
@@ -83,6 +90,7 @@ class OptimSection:
     batch_size: int = _option(128, low=1)
     epochs: int = _option(100, low=1)
     warmup_epochs: float = _option(10.0, low=0.0)
+    milestones: tuple[float, ...] | None = _option(None, above=0.0)
     weight_decay: float = _option(0.1, low=0.0)
     betas: tuple[float, float] = _option((0.9, 0.95), low=0.0, high=1.0)
     clip_grad: float | None = _option(None, above=0.0)
@@ -133,13 +141,15 @@ class TrainerSection:
 
 @dataclass(frozen=True)
 class PaperSection:
-    """Where the paper has this run, and its validation PSNR in dB or its top-1 accuracy in percent; null where the
-    paper gives no number."""
+    """Where the paper has this run, and its validation PSNR in dB, its top-1 accuracy, box AP or mask AP in percent;
+    null where the paper gives no number."""
 
     table: str | None = None
     row: str | None = None
     psnr: float | None = None
     top1: float | None = None
+    box_ap: float | None = None
+    mask_ap: float | None = None
 
 
 @dataclass(frozen=True)
@@ -437,10 +447,22 @@ def _check_together(recipe: Recipe, where: str) -> None:
         raise RecipeError(f"{where}: {error}") from None
     if not data.augment:
         _check_unaugmented(recipe, kind, where)
-    for key in ("layer_decay", "label_smoothing", "mixup", "cutmix", "random_erasing"):
-        if getattr(optim, key) and kind != "classifier":
-            raise RecipeError(f"{where}: optim.{key}: got {getattr(optim, key)}, which only classifiers have;"
-                              f" {recipe.model.name} is none")
+    _check_kind(recipe, kind, where)
+
+
+def _check_kind(recipe: Recipe, kind: str, where: str) -> None:
+    """Keys that only classifiers or only detectors have."""
+    classifying = {f"optim.{key}": getattr(recipe.optim, key)
+                   for key in ("layer_decay", "label_smoothing", "mixup", "cutmix", "random_erasing")}
+    detecting = {"data.scales": recipe.data.scales, "data.random_crop": recipe.data.random_crop}
+    others = {"data.policy": recipe.data.policy, "data.resident": recipe.data.resident}
+    wrong = [(classifying, kind != "classifier", "which only classifiers have"),
+             (detecting, kind not in DETECTORS, "which only detectors have"),
+             (others, kind in DETECTORS, "which detectors do not have")]
+    for keys, refused, why in wrong:
+        for key, value in keys.items():
+            if value and refused:
+                raise RecipeError(f"{where}: {key}: got {value}, {why}; {recipe.model.name} is of kind {kind!r}")
 
 
 def _check_unaugmented(recipe: Recipe, kind: str, where: str) -> None:

@@ -5,6 +5,8 @@
     masked_finola_b_mfw2880       block-wise masked FINOLA; masked_finola_e_...: element-wise
     mobileformer_w2880+lin        a classifier: an encoder with the head lin, tran1 or tran4
     mae_vit_base, simmim_vit_base, moco_mfw2880      the baselines of self-supervised pre-training
+    detr_mf_dec_522_mfw2880       DETR with a Mobile-Former head, 522 or 211; mask_rcnn_mfw2880: Mask R-CNN
+    detr_r50                      DETR as published, with a ResNet-50
 
 Every field of a model's configuration can be overridden by keyword.
 """
@@ -20,6 +22,8 @@ from pathlib import Path
 from torch import nn
 
 from finola.classifier import Classifier, ClassifierConfig
+from finola.detection.detr import Detr, DetrConfig
+from finola.detection.mask_rcnn import MaskRcnn, MaskRcnnConfig
 from finola.errors import FinolaError, WeightsError
 from finola.heads import HEADS
 from finola.masked import MaskedConfig, MaskedFinola
@@ -34,7 +38,7 @@ DEFAULT_MODEL = "finola_mfw720_c768_r8"
 MODELS = {  # the name of a kind, which stands in weights files -> its configuration and its class
     config.kind: (config, model) for config, model in (
         (AutoencoderConfig, FinolaAutoencoder), (MaskedConfig, MaskedFinola), (ClassifierConfig, Classifier),
-        (MaeConfig, Mae), (SimmimConfig, Simmim), (MocoConfig, Moco))
+        (MaeConfig, Mae), (SimmimConfig, Simmim), (MocoConfig, Moco), (DetrConfig, Detr), (MaskRcnnConfig, MaskRcnn))
 }
 
 
@@ -73,7 +77,14 @@ def _classifiers() -> dict[str, ClassifierConfig]:
     return {f"{encoder}+{head}": ClassifierConfig(encoder, head=head) for encoder in encoders for head in HEADS}
 
 
-CONFIGURATIONS = _autoencoders() | _pretraining() | _classifiers()
+def _detectors() -> dict:
+    detrs = {f"detr_mf_dec_{depths}_mfw{w}": DetrConfig(f"mobileformer_w{w}", head=f"mf_dec_{depths}")
+             for depths in (522, 211) for w in WIDTHS}
+    masks = {f"mask_rcnn_mfw{w}": MaskRcnnConfig(f"mobileformer_w{w}") for w in WIDTHS}
+    return detrs | masks | {"detr_r50": DetrConfig("resnet50", head="transformer")}
+
+
+CONFIGURATIONS = _autoencoders() | _pretraining() | _classifiers() | _detectors()
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar
 
 import timm
@@ -28,14 +28,14 @@ from torch.amp import is_autocast_available
 import finola.encoder  # noqa: F401  (registers the Mobile-Former encoders with timm)
 from finola.errors import FinolaError
 from finola.masked import MaskedImageModel, glorot
-from finola.model import ImageModel, check_encoder_name
+from finola.model import ImageModel, ModelConfig, check_encoder_name
 
 VITS = tuple(f"vit_{size}_patch16_224" for size in ("tiny", "small", "base", "large"))
 PATCH = MaskedImageModel.patch  # pixels, of all four
 
 
 @dataclass(frozen=True)
-class MaeConfig:
+class MaeConfig(ModelConfig):
     """MAE (He et al., 2022).
 
     Attributes:
@@ -64,12 +64,9 @@ class MaeConfig:
             raise FinolaError(f"decoder_dim: got {self.decoder_dim}, expected a multiple of decoder_heads "
                               f"({self.decoder_heads}) and of 4 (two sines, two cosines)")
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class SimmimConfig:
+class SimmimConfig(ModelConfig):
     """SimMIM (Xie et al., 2022); its paper trains at 192 pixels.
 
     Attributes:
@@ -92,12 +89,9 @@ class SimmimConfig:
             raise FinolaError(f"mask_patch: got {self.mask_patch}, expected a multiple of {PATCH}, the ViT's patch")
         _check_mask(self.image_size, self.mask_patch, self.mask_ratio)
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
-class MocoConfig:
+class MocoConfig(ModelConfig):
     """MoCo-v2 (Chen et al., 2020).
 
     Attributes:
@@ -121,14 +115,10 @@ class MocoConfig:
 
     def __post_init__(self):
         check_encoder_name(self.encoder)
-        if self.image_size < PATCH or self.image_size % PATCH:
-            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {PATCH}")
+        self.check_image_size(PATCH)
         _check_positive(self, "dim", "hidden_dim", "queue", "temperature")
         if not 0 <= self.momentum < 1:
             raise FinolaError(f"momentum: got {self.momentum}, expected at least 0 and less than 1")
-
-    def to_dict(self) -> dict:
-        return asdict(self)
 
 
 class MaskedVit(MaskedImageModel):

@@ -15,19 +15,21 @@ from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from finola.errors import WeightsError
+from finola.recipe import DETECTORS
 from finola.weights import load_state, load_weights
 
 
 def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> None:
     """Load into `model` what a weights file holds for it.
 
-    A model of the same kind takes everything. A classifier takes the encoder of any other kind, and so does an
-    autoencoder, with pooling and matrices where the file is of element-wise masked FINOLA with as many channels.
+    A model of the same kind takes everything. A classifier or a detector takes the encoder of any other kind, and so
+    does an autoencoder, with pooling and matrices where the file is of element-wise masked FINOLA with as many
+    channels.
 
     Args:
         source: a file written by `finola.save_weights`.
-        new_classes: let a classifier for other classes keep all but its last layer, which starts anew.
-        new_head: take the encoder of a classifier alone.
+        new_classes: let a classifier or detector for other classes keep all but its last layer, which starts anew.
+        new_head: take the encoder of a classifier or detector alone.
 
     Raises:
         WeightsError: another encoder, another architecture, another head or other classes without leave; the
@@ -44,8 +46,8 @@ def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False,
             model.momentum_encoder.load_state_dict(model.encoder.state_dict())
         if theirs.kind == "masked" and theirs.variant == "element" and ours.kind == "autoencoder":
             _take_pooling_and_matrices(model, donor)
-    elif ours.kind == "classifier":
-        _take_classifier(model, donor, source, new_classes)
+    elif ours.kind in ("classifier", *DETECTORS):
+        _take_classes(model, donor, source, new_classes)
     else:
         _take_all(model, donor, donor.state_dict(), source)
 
@@ -74,9 +76,10 @@ def _encoder_state(encoder: nn.Module, donor: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _take_classifier(model: nn.Module, donor: nn.Module, source: str | Path, new_classes: bool) -> None:
+def _take_classes(model: nn.Module, donor: nn.Module, source: str | Path, new_classes: bool) -> None:
+    """Everything of a classifier or detector, the last layer anew where the classes are others."""
     theirs, ours = donor.config, model.config
-    if theirs.head != ours.head:
+    if getattr(theirs, "head", None) != getattr(ours, "head", None):
         raise WeightsError(f"{source}: holds the head {theirs.head}, the recipe wants {ours.head}; add --new-head to "
                            "keep its encoder alone")
     same = theirs.num_classes == ours.num_classes and (not theirs.classes or theirs.classes == ours.classes)

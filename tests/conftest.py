@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from coco_data import RECIPES
 from training import RECIPE, make_images
 
 
@@ -24,3 +25,12 @@ def recipe_file(tmp_path_factory):
     path = tmp_path_factory.mktemp("recipe") / "tiny.yaml"
     path.write_text(RECIPE)
     return path
+
+
+@pytest.fixture(scope="session")
+def recipes(tmp_path_factory):
+    """Kind of detector -> recipe file."""
+    folder = tmp_path_factory.mktemp("recipes")
+    for kind, text in RECIPES.items():
+        (folder / f"{kind}.yaml").write_text(text)
+    return {kind: folder / f"{kind}.yaml" for kind in RECIPES}

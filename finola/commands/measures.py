@@ -29,6 +29,10 @@ class Measured(NamedTuple):
 
 def choose(args: argparse.Namespace, kind: str) -> Callable[..., Measured]:
     """The measure for a kind of model and the options; RecipeError where they do not go together."""
+    from finola.recipe import DETECTORS
+
+    if kind in DETECTORS:
+        raise RecipeError(f"{args.model}: is a detector; finola detect eval scores it")
     if args.knn:
         if not args.train:
             raise RecipeError("--knn: needs --train, labelled images among which to look for neighbours")

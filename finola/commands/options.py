@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
-from finola.errors import RecipeError
+from finola.errors import RecipeError, WeightsError
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +36,26 @@ def _at_least(least: int, text: str) -> int:
 
 
 def open_model(args: argparse.Namespace):
-    """The model of --model or --weights, on --device, in evaluation mode."""
+    """The autoencoder of --model or --weights, on --device, in evaluation mode."""
+    from finola.model import FinolaAutoencoder
     from finola.registry import DEFAULT_MODEL, create_model
     from finola.weights import load_weights
 
     device = open_device(args.device)
     model = load_weights(args.weights) if args.weights else create_model(args.model or DEFAULT_MODEL, pretrained=True)
+    if not isinstance(model, FinolaAutoencoder):
+        raise WeightsError(f"{args.weights}: got a model of kind {model.config.kind!r}, expected an autoencoder; "
+                           "finola train makes one, or leave --weights out for the shipped one")
+    return model.to(device).eval()
+
+
+def open_weights(args: argparse.Namespace, require: Callable):
+    """The model of --weights, on --device, in evaluation mode; `require(model, name)` may refuse it."""
+    from finola.weights import load_weights
+
+    device = open_device(args.device)
+    model = load_weights(args.weights)
+    require(model, args.weights)
     return model.to(device).eval()
 
 

@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.options import add_device, open_device, positive
-from finola.commands.reconstruct import find_images, name_panels
+from finola.commands.options import add_device, open_weights, positive
+from finola.commands.pictures import find_images, name_panels
 from finola.errors import DataError
 
 EXAMPLE = """examples:
@@ -38,24 +38,16 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    from finola.classify import require_classifier
+
     paths, faults = find_images(args.images)
     charts = name_panels(paths, Path(args.out)) if args.out else {}
-    model = _open_classifier(args)
+    model = open_weights(args, require_classifier)
     results = _predict_all(args, model, paths, charts, faults)
     if args.json:
         print(json.dumps({"images": results, "failed": faults}))
     if faults:
         raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
-
-
-def _open_classifier(args: argparse.Namespace):
-    from finola.classify import require_classifier
-    from finola.weights import load_weights
-
-    device = open_device(args.device)
-    model = load_weights(args.weights)
-    require_classifier(model, args.weights)
-    return model.to(device).eval()
 
 
 def _predict_all(

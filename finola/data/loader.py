@@ -2,7 +2,7 @@
 and resumed in mid-epoch exactly where they stopped.
 
 `BatchOrder` decides which images make up which batch, and holds the position. A loader turns that order into
-tensors: `FolderLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the
+tensors: `WorkerLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the
 device. Lightning finds `state_dict` and `load_state_dict` on the loader and `set_epoch` on `loader.sampler`,
 and calls all three by itself.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -154,34 +154,51 @@ class Loader(ABC):
             raise DataError(f"no image of a batch of {len(errors)} can be decoded, the last: {errors[-1]}")
 
 
-class FolderLoader(Loader):
-    """Decodes files in worker processes; `build_loader` makes one."""
+class WorkerLoader(Loader):
+    """Makes samples in worker processes; `build_loader` makes one of files.
 
-    def __init__(self, samples: _Samples, order: BatchOrder, *, num_workers: int, device: torch.device):
+    Args:
+        samples: (epoch, index) -> a sample, or the message of its DataError.
+        collate: one or more samples -> a batch on the CPU, "image" in 8-bit numbers.
+        evaluation: a sample that failed raises; otherwise it is left out of its batch.
+    """
+
+    def __init__(
+        self,
+        samples,
+        order: BatchOrder,
+        *,
+        collate: Callable[[list], dict],
+        evaluation: bool,
+        num_workers: int,
+        device: torch.device,
+    ):
         super().__init__(order)
         self.device = device
-        self._evaluation = samples.augment is None
+        self._evaluation = evaluation
         self._numbers = _Numbers(order)
         self._loader = DataLoader(
             samples,
             batch_sampler=self._numbers,
             num_workers=num_workers,
-            collate_fn=_collate,
+            collate_fn=_Collate(collate),
             pin_memory=device.type == "cuda",
             persistent_workers=num_workers > 0,
         )
 
     def _batches(self, first: int) -> Iterator[Batch]:
         self._numbers.first = first
-        for images, labels, indices, errors in self._loader:
+        for batch, good, errors in self._loader:
             if errors and self._evaluation:
                 raise DataError(errors[0])
             if errors:
-                self._leave_out(errors, len(indices))
-            images, labels, indices = (
-                tensor.to(self.device, non_blocking=True) for tensor in (images, labels, indices)
-            )
-            yield {"image": images.float().div_(255), "label": labels, "index": indices}
+                self._leave_out(errors, good)
+            yield self._finish(batch)
+
+    def _finish(self, batch: Batch) -> Batch:
+        """To the device, and the image to floats there."""
+        batch = {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        return batch | {"image": batch["image"].float().div_(255)}
 
 
 def build_loader(
@@ -201,7 +218,7 @@ def build_loader(
     policy: str | None = None,
     views: int = 1,
     device: torch.device | str = "cpu",
-) -> FolderLoader:
+) -> WorkerLoader:
     """A loader over a data set of `finola.data`.
 
     Training: shuffled, RandomResizedCrop (antialiased bicubic), flip and `policy`; an image that cannot be decoded is
@@ -228,7 +245,9 @@ def build_loader(
     )
     augment = Augment(crop_scale, hflip, policy, views) if train else None
     samples = _Samples(dataset, image_size, seed, augment, resample)
-    return FolderLoader(samples, order, num_workers=num_workers, device=torch.device(device))
+    return WorkerLoader(
+        samples, order, collate=_stack, evaluation=not train, num_workers=num_workers, device=torch.device(device)
+    )
 
 
 class _Numbers:
@@ -282,12 +301,19 @@ class _Samples:
         return to_uint8(image)
 
 
-def _collate(samples: list) -> tuple[Tensor, Tensor, Tensor, list[str]]:
-    """Images (B, [V,] 3, S, S) uint8, labels (B,), indices (B,), and the messages of those that failed."""
-    errors = [sample for sample in samples if isinstance(sample, str)]
-    good = [sample for sample in samples if not isinstance(sample, str)]
-    if not good:
-        nothing = torch.empty(0, dtype=torch.int64)
-        return nothing, nothing, nothing, errors
-    images, labels, indices = zip(*good, strict=True)
-    return torch.stack(images), torch.tensor(labels), torch.tensor(indices), errors
+class _Collate:
+    """A batch of the samples that are good (None without any), their number, and the messages of the others."""
+
+    def __init__(self, collate: Callable[[list], dict]):
+        self.collate = collate
+
+    def __call__(self, samples: list) -> tuple[dict | None, int, list[str]]:
+        errors = [sample for sample in samples if isinstance(sample, str)]
+        good = [sample for sample in samples if not isinstance(sample, str)]
+        return (self.collate(good) if good else None), len(good), errors
+
+
+def _stack(samples: list[tuple[Tensor, int, int]]) -> Batch:
+    """Images (B, [V,] 3, S, S) uint8, labels (B,), indices (B,)."""
+    images, labels, indices = zip(*samples, strict=True)
+    return {"image": torch.stack(images), "label": torch.tensor(labels), "index": torch.tensor(indices)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,15 +57,19 @@ class Task(LightningModule):
         panel_folder: where pictures of some validation images go, every `panel_every` validations.
 
     `history` has one entry for each validation: step, epoch, mean training loss and score of the epoch (this
-    process alone), mean validation loss and scores; None for what is not finite. It is stored in the checkpoint.
+    process alone), mean validation loss and scores, as far as the task has them; None for what is not finite. It is
+    stored in the checkpoint.
 
     Attributes:
-        scores: what a validation finds besides the loss; the first is also followed in training.
+        scores: what a validation finds besides the loss.
+        panel_due: whether this process draws the picture of the validation that is on.
+        follows_score: whether the first score is also followed in training.
         unit: of the first score.
         neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
     """
 
     scores: tuple[str, ...] = ()
+    follows_score = True
     unit = ""
 
     def __init__(
@@ -75,6 +79,7 @@ class Task(LightningModule):
         super().__init__()
         self.model, self.optim, self.total_steps, self.seed = model, optim, total_steps, seed
         self.panel_folder, self.panel_every = panel_folder, panel_every
+        self.panel_due = False
         self.neighbours: Callable[[], float | None] | None = None
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model.to(memory_format=self.memory_format)
@@ -89,7 +94,7 @@ class Task(LightningModule):
 
     @abstractmethod
     def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The loss of a batch and its first score, both scalars."""
+        """The loss of a batch and its first score (None where the task does not follow one), both scalars."""
 
     @abstractmethod
     def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
@@ -129,7 +134,9 @@ class Task(LightningModule):
 
     def on_train_batch_start(self, batch, batch_idx):
         """Set what depends on the step: learning rate and seeds. Both are computed, never restored."""
-        lr = learning_rate(self.global_step, self.total_steps, self.optim.warmup, self.optim.lr)
+        optim = self.optim
+        milestones = None if optim.milestones is None else [epoch / optim.epochs for epoch in optim.milestones]
+        lr = learning_rate(self.global_step, self.total_steps, optim.warmup, optim.lr, milestones)
         for group in self.optimizers().param_groups:
             group.update(lr=lr * group["scale"], weight_decay=self.optim.weight_decay if group["decayed"] else 0.0)
             if self.optim.optimizer == "adamw":
@@ -156,26 +163,30 @@ class Task(LightningModule):
     # validation
 
     def on_validation_epoch_start(self):
+        due = len(self.history) % self.panel_every == 0
+        self.panel_due = self.panel_folder is not None and due and self.global_rank == 0
         self._knn = self.neighbours() if self.neighbours else None
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         self.validate_batch(batch, batch_idx)
 
     def on_validation_epoch_end(self):
-        scores = {"val/loss": self.val_loss.compute()}
-        self.val_loss.reset()
+        scores = {}
+        if self.val_loss.update_called:
+            scores["val/loss"] = self.val_loss.compute()
+            self.val_loss.reset()
         scores |= {f"val/{name}": value for name, value in self.validation_scores().items()}
         if self._knn is not None:
             scores["val/knn"] = torch.tensor(self._knn, device=self.device)
         self.log_dict(scores, prog_bar=True, sync_dist=True)
         train_loss, train_score = (self.train_sums[:2] / self.train_sums[2]).tolist()
         point = {"train_loss": train_loss}
-        if self.scores:
+        if self.scores and self.follows_score:
             point[f"train_{self.scores[0]}"] = train_score
         point |= {name.replace("/", "_"): value.item() for name, value in scores.items()}
         point = {name: value if math.isfinite(value) else None for name, value in point.items()}
         self.history.append({"step": self.global_step, "epoch": self.current_epoch, **point})
-        if self.panel_folder and (len(self.history) - 1) % self.panel_every == 0 and self.global_rank == 0:
+        if self.panel_due:
             self._write_panel()
 
     def _write_panel(self) -> None:
@@ -218,13 +229,17 @@ class Examples:
         return [torch.stack(images) for images in zip(*rows, strict=True)]
 
 
-def learning_rate(step: int, total_steps: int, warmup: float, peak: float) -> float:
+def learning_rate(step: int, total_steps: int, warmup: float, peak: float,
+                  milestones: Sequence[float] | None = None) -> float:
     """The rate of optimiser step `step`, counted from 0.
 
-    Linear to `peak` over the part `warmup` of all steps, then a half cosine to zero.
+    Linear to `peak` over the part `warmup` of all steps, then a half cosine to zero; or, with `milestones`, parts of
+    the run too, constant and divided by ten at each.
     """
     warmup_steps = round(warmup * total_steps)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
+    if milestones is not None:
+        return peak * 0.1 ** sum(step >= round(part * total_steps) for part in milestones)
     progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
     return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))

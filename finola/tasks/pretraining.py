@@ -41,7 +41,8 @@ class MaskedPrediction(Task):
         masked, whole, visible, x_hat = masked_psnr(self.model, x, patches, mask)
         self.val_psnr.update(masked)
         self.val_psnr_whole.update(whole)
-        self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
+        if self.panel_due:
+            self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
 
     def validation_scores(self) -> dict[str, Tensor]:
         scores = {"psnr": self.val_psnr.compute(), "psnr_whole": self.val_psnr_whole.compute()}

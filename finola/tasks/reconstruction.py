@@ -47,7 +47,8 @@ class Reconstruction(Task):
         self.val_loss.update(self.loss(x_hat, x), weight=len(x))
         self.val_psnr.update(psnr(x_hat, x))
         self.val_ssim.update(x_hat.clamp(0, 1), x)
-        self._examples.add(self.trainer.num_val_batches[0], batch_idx, x, x_hat)
+        if self.panel_due:
+            self._examples.add(self.trainer.num_val_batches[0], batch_idx, x, x_hat)
 
     def validation_scores(self) -> dict[str, Tensor]:
         scores = {"psnr": self.val_psnr.compute(), "ssim": self.val_ssim.compute()}

@@ -67,3 +67,38 @@ def test_a_recipe_runs_on_the_gpu(recipe, overrides, images, tmp_path):
     result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
     assert result["finished"] and result["step"] == 4
     assert load_weights(tmp_path / "run" / "weights.safetensors").config.image_size == 64
+
+
+@pytest.mark.parametrize("kind", ["detr", "mask_rcnn"])
+def test_a_detector_trains_on_the_gpu_and_finds_the_same_on_the_cpu(kind, tmp_path):
+    from coco_data import RECIPES, make_coco
+
+    from finola.detection import CocoDetection, evaluate
+    from finola.engine import fit
+    from finola.recipe import load_recipe
+
+    coco = make_coco(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(RECIPES[kind])
+    recipe = load_recipe(tmp_path / "recipe.yaml", [
+        "--trainer.accelerator", "gpu", "--trainer.devices", "1", "--trainer.precision", "bf16-mixed"])
+    result = fit(recipe, [coco], [coco], tmp_path / "run")
+    assert result["finished"] and result["val_box_ap"] is not None
+    model = load_weights(tmp_path / "run" / "weights.safetensors").eval()
+    dataset = CocoDetection(coco)
+    on_cpu = evaluate(model, dataset).scores
+    on_gpu = evaluate(model.cuda(), dataset).scores
+    assert on_gpu["box_ap"] == pytest.approx(on_cpu["box_ap"], abs=0.02)
+
+
+def test_the_set_loss_on_the_gpu_equals_the_cpus():
+    from finola.detection.matcher import set_losses
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 4, 20, 6, generator=generator)
+    boxes = 0.2 + 0.3 * torch.rand(3, 4, 20, 4, generator=generator)
+    targets = [{"labels": torch.randint(5, (n,), generator=generator),
+                "boxes": 0.2 + 0.3 * torch.rand(n, 4, generator=generator)} for n in (0, 3, 7, 30)]
+    expected = set_losses(logits, boxes, targets)
+    actual = set_losses(logits.cuda(), boxes.cuda(), [{k: v.cuda() for k, v in t.items()} for t in targets])
+    for name in expected:
+        torch.testing.assert_close(actual[name].cpu(), expected[name], rtol=1e-4, atol=1e-5)

@@ -21,9 +21,10 @@ def rows():
     return {r.name: r for r in all_rows()}
 
 
-def test_every_encoder_head_decoder_and_model_has_a_row(rows):
+def test_every_encoder_head_decoder_detection_head_and_model_has_a_row(rows):
     decoders = [f"decoder_s{s}{reading}" for s in (1, 2, 4, 8, 16, 32) for reading in ("", "_published")]
-    wanted = [*CONFIGS, *(f"{name}+lin" for name in CONFIGS), *decoders, *list_models()]
+    heads = [f"mf_dec_{depths}_w{width}" for depths in ("522", "211") for width in (720, 1440, 2880)]
+    wanted = [*CONFIGS, *(f"{name}+lin" for name in CONFIGS), *decoders, *heads, *list_models()]
     assert set(wanted) <= rows.keys()
 
 
@@ -39,6 +40,15 @@ def test_encoders_meet_the_published_figures(rows):
         if r.paper_macs:
             assert r.input == "3x800x1333"
             assert r.macs == pytest.approx(r.paper_macs, rel=0.015), name
+
+
+@pytest.mark.parametrize("width", [720, 1440, 2880])
+@pytest.mark.parametrize("head", ["mf_dec_522", "mf_dec_211"])
+def test_detection_heads_meet_the_published_figures(head, width):
+    r = row(f"{head}_w{width}")
+    assert r.input == "3x800x1333"
+    assert r.params == pytest.approx(r.paper_params, rel=0.01)
+    assert r.macs == pytest.approx(r.paper_macs, rel=0.02)
 
 
 @pytest.mark.parametrize("width, excess", [(4320, 0.026), (5760, 0.041)])

@@ -19,7 +19,7 @@ from torch import nn
 
 import finola
 from finola import cli
-from finola.commands.reconstruct import find_images, name_panels
+from finola.commands.pictures import find_images, name_panels
 from finola.data import ImageFolder, build_loader
 from finola.data.images import to_tensor
 from finola.demo_images import demo_images

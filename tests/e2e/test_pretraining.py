@@ -133,7 +133,7 @@ def test_without_validation_images(images, tmp_path):
 
 def test_options_for_classifiers_alone(images, tmp_path):
     for options in ({"num_classes": 2}, {"new_head": True}):
-        with pytest.raises(RecipeError, match="is for classifiers, imagenette/masked_e_w720 trains a model of kind"):
+        with pytest.raises(RecipeError, match="classifiers and detectors, imagenette/masked_e_w720 trains a model of"):
             pretrain("masked_e_w720", images, tmp_path / "run", init_from="weights.safetensors", **options)
     assert not (tmp_path / "run").exists()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 
-from finola.recipe import RECIPE_FOLDER, list_recipes, load_recipe
+from finola.recipe import DETECTORS, RECIPE_FOLDER, list_recipes, load_recipe
 from finola.weights import load_weights
 
 # the published rows of the tables on reconstruction, typed from the paper
@@ -44,29 +45,88 @@ PRETRAINING = {
 }
 DEFAULTS = {f"{kind}_default" for kind in ("masked", "mae", "simmim", "moco", "supervised", "lin", "tran1", "finetune")}
 
+# of the tables on COCO: AP in percent, by encoder width
+BOX_AP = {
+    "frozen_522": {2880: {"supervised": 40.5, "finola": 43.3, "finola_ft": 45.5, "moco": 25.5, "moco_ft": 31.7},
+                   1440: {"supervised": 38.3, "finola": 42.6, "finola_ft": 44.0, "moco": 30.3, "moco_ft": 39.0},
+                   720: {"supervised": 35.2, "finola": 40.0, "finola_ft": 41.6, "moco": 31.8, "moco_ft": 39.9}},
+    "frozen_211": {2880: {"supervised": 34.1, "finola": 36.7, "finola_ft": 41.0},
+                   1440: {"supervised": 31.2, "finola": 36.0, "finola_ft": 39.2},
+                   720: {"supervised": 27.8, "finola": 33.0, "finola_ft": 35.8}},
+    "finetuned_522": {2880: {"supervised": 48.1, "finola": 48.0, "finola_ft": 49.0},
+                      1440: {"supervised": 46.2, "finola": 46.8, "finola_ft": 47.3},
+                      720: {"supervised": 42.5, "finola": 43.3, "finola_ft": 44.4}},
+    "finetuned_211": {2880: {"supervised": 44.0, "finola": 44.4, "finola_ft": 46.0},
+                      1440: {"supervised": 42.5, "finola": 42.4, "finola_ft": 43.8},
+                      720: {"supervised": 37.6, "finola": 37.2, "finola_ft": 39.3}},
+}
+MASK_AP = {
+    720: {"moco": 23.2, "moco_ft": 25.3, "finola": 26.3, "finola_ft": 28.4},
+    1440: {"moco": 25.6, "moco_ft": 25.7, "finola": 30.6, "finola_ft": 32.7},
+    2880: {"moco": 27.8, "moco_ft": 25.2, "finola": 33.3, "finola_ft": 35.1},
+}
+DETRS = {f"{kind}_w{width}_{start}": value for kind, widths in BOX_AP.items() for width, row in widths.items()
+         for start, value in row.items()} | {"finola_detr_frozen": 45.5, "finola_detr_finetuned": 49.0}
+MASK_RCNNS = {f"mask_rcnn_w{width}_{start}": value for width, row in MASK_AP.items() for start, value in row.items()}
+DETECTION_DEFAULTS = {"frozen_default", "finetuned_default", "mask_rcnn_default"}
+FAMILIES = dict.fromkeys(["imagenet", "imagenette"], {*ROWS, "default", *PROBES, *PRETRAINING, *DEFAULTS})
+FAMILIES |= dict.fromkeys(["coco", "coco128"], {*DETRS, *MASK_RCNNS, "detr_r50", *DETECTION_DEFAULTS})
+DETECTING = [f"{family}/{row}" for family in ("coco", "coco128") for row in (*DETRS, *MASK_RCNNS)]
 
-@pytest.mark.parametrize("family", ["imagenet", "imagenette"])
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_there_is_a_recipe_for_every_row(family):
     names = {name.removeprefix(f"{family}/") for name in list_recipes() if name.startswith(f"{family}/")}
-    assert names == {*ROWS, "default", *PROBES, *PRETRAINING, *DEFAULTS}
+    assert names == FAMILIES[family]
 
 
 @pytest.mark.parametrize("name", list_recipes())
 def test_recipe_loads_and_explains_itself(name):
     recipe = load_recipe(name)
     family, _, row = name.partition("/")
-    lines = (RECIPE_FOLDER / f"{name}.yaml").read_text().splitlines()
-    header = [line for line in lines if line.startswith("#")]
-    classifier, frozen = recipe.model_config().kind == "classifier", recipe.optim.freeze_encoder
-    command = "train" if not classifier or row.startswith("supervised") else "probe" if frozen else "finetune"
-    assert any(f"finola {command} {name} --" in line for line in header)
+    header = _header(name)
+    assert any(f"finola {_command(recipe, row)} {name} --" in line for line in header)
     assert any(line.startswith("# Hours:") for line in header)
-    if family in ("imagenet", "imagenette"):
-        assert any(line.startswith("# Paper") and recipe.paper.table in line for line in header)
+    if family in FAMILIES and row != "detr_r50":
+        # the settings of detection stand in no table
+        place = 'appendix "Training setup"' if row in ("frozen_default", "finetuned_default") else recipe.paper.table
+        assert any(line.startswith("# Paper") and place in line for line in header)
         assert recipe.paper.psnr == ROWS.get(row, 25.8 if row == "default" else None)
         assert recipe.paper.top1 == PROBES.get(row)
+        assert (recipe.paper.box_ap, recipe.paper.mask_ap) == (DETRS.get(row), MASK_RCNNS.get(row))
     else:
-        assert any("Not a row of the paper" in line for line in header) and recipe.paper.psnr is None
+        assert any("Not a row of the paper" in line for line in header)
+        assert {recipe.paper.psnr, recipe.paper.box_ap} == {None}
+
+
+def _header(name: str) -> list[str]:
+    lines = (RECIPE_FOLDER / f"{name}.yaml").read_text().splitlines()
+    return [line for line in lines if line.startswith("#")]
+
+
+def _command(recipe, row: str) -> str:
+    """What `finola` is to be called with for a recipe."""
+    kind = recipe.model_config().kind
+    if kind in DETECTORS:
+        return "detect train"
+    if kind != "classifier" or row.startswith("supervised"):
+        return "train"
+    return "probe" if recipe.optim.freeze_encoder else "finetune"
+
+
+@pytest.mark.parametrize("name", DETECTING)
+def test_header_of_a_detector_names_its_number_and_its_start(name):
+    """The runs it starts from are those of recipes with its encoder, or of commands that stand in the header too."""
+    recipe, header = load_recipe(name), "\n".join(_header(name))
+    paper, config = recipe.paper, recipe.model_config()
+    number = f"{paper.box_ap} box AP" if config.kind == "detr" else f"{paper.mask_ap} mask AP"
+    assert f"{paper.table}, {paper.row}: {number}" in header
+    starts, made = (set(re.findall(rf"--{option} runs/(\w+/\w+)", header)) for option in ("weights", "out"))
+    used = set(re.findall(r"finola (?:probe|finetune) (\w+/\w+)", header)) | starts - made
+    assert starts and made <= starts
+    assert {load_recipe(other).model_config().encoder for other in used} == {config.encoder}
+    if not recipe.optim.freeze_encoder:
+        assert load_recipe(*starts).model_config() == config  # with the same head
 
 
 def test_paper_settings():
@@ -90,6 +150,20 @@ def test_paper_settings_of_classification():
     assert tran1.data.policy == ft.data.policy == "rand-m9-mstd0.5-inc1"
 
 
+def test_paper_settings_of_detection():
+    """Appendix "Training setup"; the table of Mask R-CNN says "1x" alone: 12 epochs."""
+    frozen, tuned, masks = (load_recipe(f"coco/{name}") for name in (
+        "frozen_522_w2880_finola", "finetuned_522_w2880_finola", "mask_rcnn_w2880_finola"))
+    for recipe, lr, epochs, milestones in ((frozen, 1e-4, 500, (400,)), (tuned, 1e-5, 200, (150,))):
+        optim, config = recipe.optim, recipe.model_config()
+        assert (optim.optimizer, optim.batch_size, optim.weight_decay) == ("adamw", 16, 1e-4)
+        assert (optim.lr, optim.epochs, optim.milestones, optim.warmup) == (pytest.approx(lr), epochs, milestones, 0)
+        assert (config.head, config.num_queries, config.dropout) == ("mf_dec_522", 100, 0.1)
+        assert (config.image_size, config.max_size) == (800, 1333)
+    assert (frozen.optim.freeze_encoder, tuned.optim.freeze_encoder, masks.optim.freeze_encoder) == (True, False, True)
+    assert (masks.optim.epochs, masks.optim.batch_size) == (12, 16)
+
+
 @pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("imagenet/")])
 def test_twin_is_the_same_but_for_its_scale(name):
     full, twin = (load_recipe(n).model_config() for n in (name, name.replace("imagenet/", "imagenette/")))
@@ -102,6 +176,16 @@ def test_twin_is_the_same_but_for_its_scale(name):
         assert (full.variant, full.decoder_depth) == (twin.variant, twin.decoder_depth)
     elif full.kind == "classifier":
         assert full.head == twin.head
+
+
+@pytest.mark.parametrize("row", [*DETRS, *MASK_RCNNS, "detr_r50"])
+def test_twin_of_a_detector_is_the_same_but_for_its_scale(row):
+    full, twin = (load_recipe(f"{family}/{row}") for family in ("coco", "coco128"))
+    assert full.optim.freeze_encoder == twin.optim.freeze_encoder == ("frozen" in row or "mask" in row)
+    assert twin.data.image_size < full.data.image_size
+    full, twin = full.model_config(), twin.model_config()
+    assert (full.kind, full.encoder) == (twin.kind, twin.encoder)
+    assert full.kind == "mask_rcnn" or full.head == twin.head
 
 
 @pytest.mark.parametrize("name", [
@@ -137,3 +221,17 @@ def test_two_steps_from_the_start_as_a_linear_code(images, tmp_path, one_thread)
     assert result["finished"] and math.isfinite(result["val_psnr"])
     stem = load_weights(tmp_path / "run/weights.safetensors").encoder.stem[0].weight
     assert stem[0, 0, 1, 1].item() == pytest.approx(1, abs=1e-3)  # `start_from_images` reads 2x2 blocks
+
+
+def test_a_panel_shows_its_own_validation_alone(images, recipe_file, tmp_path, monkeypatch, one_thread):
+    """With a panel at every second validation, what the one between saw is not kept for the next."""
+    pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+    from finola.engine import fit
+    from finola.tasks import reconstruction
+
+    shown, panel = [], reconstruction.panel
+    monkeypatch.setattr(reconstruction, "panel", lambda rows, **options: shown.append(rows) or panel(rows, **options))
+    recipe = load_recipe(recipe_file, ["--optim.epochs", "3", "--trainer.panel_every", "2"])
+    fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert [len(row) for rows in shown for row in rows] == [4, 4, 4, 4]  # two rows of the four pictures, twice
+    assert not shown[0][1].equal(shown[1][1])

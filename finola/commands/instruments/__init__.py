@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from finola.commands.options import add_device, natural, positive
-from finola.commands.reconstruct import find_images
+from finola.commands.pictures import find_images
 from finola.errors import DataError, RecipeError
 
 

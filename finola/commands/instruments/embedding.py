@@ -9,7 +9,7 @@ from pathlib import Path
 
 from finola.commands.instruments import add_data_options, choose_pictures, require_folder, write_results
 from finola.commands.options import add_model, natural, open_limited, open_model, positive, weights_path
-from finola.errors import DataError, WeightsError
+from finola.errors import DataError
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
     out = require_folder(args.out)
     paths = _examples(args, out)
     weights = weights_path(args)
-    model = _open_autoencoder(args, weights)
+    model = open_model(args)
     names, x = [path.stem for path in paths], _load(paths, model.config.image_size)
     counts = args.components or embedding.default_counts(model.config.embed_dim)
     statistics, source = _statistics(args, model, weights, counts, out)
@@ -81,14 +81,6 @@ def _examples(args: argparse.Namespace, out: Path) -> list[Path]:
     if len(paths) < 2:
         raise DataError(f"--images: got {len(paths)} pictures, expected at least 2, so that there is a mixture")
     return paths
-
-
-def _open_autoencoder(args: argparse.Namespace, weights: Path):
-    model = open_model(args)
-    if model.config.kind != "autoencoder":
-        raise WeightsError(f"{weights}: got a model of kind {model.config.kind!r}, which decodes no vectors; expected "
-                           "an autoencoder")
-    return model
 
 
 def _load(paths: list[Path], size: int):

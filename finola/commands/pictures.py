@@ -1,0 +1,53 @@
+"""Pictures named on the command line, and the files that are made of them."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+from finola.errors import RecipeError
+
+
+def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
+    """The pictures that words mean: files, folders (all pictures below) and patterns; each picture once.
+
+    Returns:
+        The paths, and a message for each word that leads to none.
+    """
+    from finola.data.images import SUFFIXES
+
+    found, faults = {}, []
+    for word in words:
+        paths = [Path(word)]
+        if paths[0].is_dir():
+            below = (path for path in sorted(paths[0].rglob("*")) if path.suffix.lower() in SUFFIXES)
+            paths = [path for path in below if not any(part.startswith(".") for part in path.relative_to(word).parts)]
+        elif glob.has_magic(word) and not paths[0].exists():
+            paths = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
+        if not paths:
+            faults.append(f"{word}: no picture there; expected files ending in {' '.join(SUFFIXES)}")
+        found |= {path.absolute(): path for path in paths}
+    return list(found.values()), faults
+
+
+def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
+    """Picture -> panel, OUT/STEM.png; equal stems are numbered: STEM.png, STEM-2.png, ...
+
+    Raises:
+        RecipeError: a panel would take the place of a picture.
+    """
+    if out.exists() and not out.is_dir():
+        raise RecipeError(f"--out: {out} is a file, expected a folder")
+    panels, taken = {}, set()
+    for path in paths:
+        name, number = path.stem, 1
+        while name.lower() in taken:  # file systems may take a.png and A.png for one
+            number += 1
+            name = f"{path.stem}-{number}"
+        taken.add(name.lower())
+        panels[path] = out / f"{name}.png"
+        if path.parent.resolve() == out.resolve():
+            raise RecipeError(
+                f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture is overwritten"
+            )
+    return panels

@@ -1,0 +1,41 @@
+"""The pictures and boxes of a detector's training run."""
+
+from __future__ import annotations
+
+from finola.datamodule import RunData
+from finola.detection.loader import DetectionLoader, build_detection_loader
+from finola.detection.transforms import ViewPolicy
+
+
+class DetectionImages(RunData):
+    """Loaders of two `CocoDetection`s: shuffled and augmented for training, in order and whole for validation.
+
+    Raises, before anything is written, RecipeError for scales that do not fit and DataError where masks are missing."""
+
+    def __init__(self, recipe, train, val, folder):
+        super().__init__(recipe, train, val, folder)
+        config = recipe.model_config()
+        ViewPolicy(self._scales, config.max_size)  # for its checks
+        if config.kind == "mask_rcnn":
+            for dataset in (train, val) if val is not None else (train,):
+                dataset.require_masks()
+
+    @property
+    def _scales(self) -> tuple[int, ...]:
+        return self.recipe.data.scales or (self.recipe.data.image_size,)
+
+    def train_dataloader(self) -> DetectionLoader:
+        section = self.recipe.data
+        loader = self._loader(self.train, train=True, scales=self._scales, hflip=section.hflip,
+                              crop=section.random_crop, seed=self.recipe.seed)
+        loader.set_epoch(self.first_epoch)
+        return loader
+
+    def val_dataloader(self) -> DetectionLoader:
+        return self._loader(self.val, train=False)
+
+    def _loader(self, dataset, **options) -> DetectionLoader:
+        config = self.model.config
+        return build_detection_loader(
+            dataset, batch_size=self._batch_size, image_size=config.image_size, max_size=config.max_size,
+            masks=config.kind == "mask_rcnn", num_workers=self._workers, device=self._device, **self._share, **options)

@@ -1,0 +1,112 @@
+"""What all detectors share: the pictures and boxes they take and give, and the encoder's maps.
+
+A batch of pictures of different sizes is padded at the right and the bottom:
+
+    images     (B, 3, H, W) in [0, 1]
+    padding    (B, H, W) bool, True where there is no picture; None if all fill their places
+    sizes      (B, 2) heights and widths of the pictures within the batch, in pixels
+    originals  (B, 2) the same before they were resized
+
+A target or a detection is a dict of `boxes` (n, 4), left, top, right, bottom in pixels, `labels` (n,) from 0,
+perhaps `masks` (n, h, w), and for a detection `scores` (n,).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import timm
+from torch import Tensor, nn
+
+from finola.errors import FinolaError, WeightsError
+from finola.model import ImageModel, ModelConfig, check_encoder_name
+
+STRIDE = 32  # sides of a batch are multiples of this many pixels
+
+
+@dataclass(frozen=True)
+class DetectorConfig(ModelConfig):
+    """What defines a detector; its fields are the `model:` section of a recipe.
+
+    Attributes:
+        encoder: a timm model with maps at the strides the head reads, by name.
+        image_size, max_size: pictures are resized to this shorter side, unless the longer one would pass `max_size`.
+        num_classes: of the objects, without "none"; 91 are the numbers COCO gives its 80 classes.
+        classes, category_ids: their names and their numbers in COCO-format files, in the order of the labels; or none.
+    """
+
+    encoder: str = "mobileformer_w2880"
+    image_size: int = 800
+    max_size: int = 1333
+    num_classes: int = 91
+    classes: tuple[str, ...] = ()
+    category_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        check_encoder_name(self.encoder)
+        if self.image_size < STRIDE:
+            raise FinolaError(f"image_size: got {self.image_size}, expected at least {STRIDE}")
+        if self.max_size < self.image_size:
+            raise FinolaError(f"max_size: got {self.max_size}, expected at least image_size, {self.image_size}")
+        if self.num_classes < 1:
+            raise FinolaError(f"num_classes: got {self.num_classes}, expected at least 1")
+        for key in ("classes", "category_ids"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON and YAML give lists
+            if len(getattr(self, key)) not in (0, self.num_classes):
+                raise FinolaError(f"{key}: got {len(getattr(self, key))} for num_classes={self.num_classes}; give one "
+                                  "for each class, or none")
+
+
+class Detector(ImageModel):
+    """Pictures -> boxes. A subclass says how, and which of the encoder's maps it reads: those at `strides`."""
+
+    strides: tuple[int, ...]
+
+    def __init__(self, config: DetectorConfig):
+        super().__init__(config)
+        self.encoder = timm.create_model(config.encoder, num_classes=0)
+
+    @property
+    def channels(self) -> dict[int, int]:
+        """Stride -> channels of all the encoder's maps."""
+        return {info["reduction"]: info["num_chs"] for info in self.encoder.feature_info}
+
+    @abstractmethod
+    def losses(self, images: Tensor, padding: Tensor | None, sizes: Tensor, targets: list[dict]) -> dict[str, Tensor]:
+        """The weighted parts of the loss, scalars; `targets` in pixels of the batch."""
+
+    @abstractmethod
+    def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
+        """The objects of each picture, in pixels of the original, the likeliest first."""
+
+    @abstractmethod
+    def reset_outputs(self) -> None:
+        """Fresh last layers for `config.num_classes`."""
+
+    def reset_classifier(self, num_classes: int, classes: tuple[str, ...] = (),
+                         category_ids: tuple[int, ...] = ()) -> None:
+        """Replace the last layers by fresh ones for other classes."""
+        self.config = replace(self.config, num_classes=num_classes, classes=classes, category_ids=category_ids)
+        self.reset_outputs()
+
+    def maps(self, images: Tensor) -> dict[int, Tensor]:
+        """Images (B, 3, H, W), sides multiples of 32 -> stride -> map (B, C, H / stride, W / stride)."""
+        indices = [list(self.channels).index(stride) for stride in self.strides]
+        maps = self.encoder.forward_intermediates(self.normalise(images), indices=indices, intermediates_only=True)
+        return dict(zip(self.strides, maps, strict=True))
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
+        names = set()
+        for prefix, module in self.named_children():
+            if hasattr(module, "no_weight_decay"):
+                names |= {f"{prefix}.{name}" for name in module.no_weight_decay()}
+        return names & dict(self.named_parameters()).keys()
+
+
+def require_detector(model: nn.Module, source: str = "model") -> None:
+    """Raise WeightsError unless a model is a detector; `source` is what the message calls it."""
+    if not isinstance(model, Detector):
+        raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected a detector; "
+                           "finola detect train makes one")

@@ -1,0 +1,64 @@
+"""Pictures with the objects found on them."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+from torchvision.utils import draw_segmentation_masks
+
+from finola.data.images import to_uint8
+from finola.pictures import GAP
+
+THRESHOLD = 0.5  # the least score of what is drawn
+GOLDEN = 0.618034  # of a turn from one class's hue to the next
+
+
+def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
+         threshold: float = THRESHOLD) -> Image.Image:
+    """A copy of an RGB picture with boxes, names, scores and, where there are any, masks.
+
+    Args:
+        found: `boxes` (n, 4) in the picture's pixels, `labels` and `scores` (n,), perhaps `masks` (n, H, W) bool, as
+            detectors give them.
+        classes: names by label; the numbers where there are none.
+        threshold: the least score drawn.
+    """
+    keep = (found["scores"] >= threshold).nonzero()[:, 0].tolist()
+    colours = [_colour(int(found["labels"][i])) for i in keep]
+    if "masks" in found and keep:
+        pixels = to_uint8(picture)
+        for i, colour in zip(keep, colours, strict=True):  # one by one: together, torchvision blackens what they share
+            pixels = draw_segmentation_masks(pixels, found["masks"][i].cpu(), alpha=0.4, colors=colour)
+        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    picture = picture.copy()
+    pen, unit = ImageDraw.Draw(picture), max(picture.size) / 640
+    font = ImageFont.load_default(size=max(10, round(14 * unit)))
+    for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the surest last, on top
+        left, top, right, bottom = found["boxes"][i].tolist()
+        pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=max(1, round(2.5 * unit)))
+        label = int(found["labels"][i])
+        text = f"{classes[label] if classes else label} {found['scores'][i]:.2f}"
+        place = (left, max(0, top - font.size - 2))
+        pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
+        pen.text(place, text, fill="black", font=font)
+    return picture
+
+
+def grid(pictures: Sequence[Image.Image], columns: int = 4, width: int = 240) -> Image.Image:
+    """Pictures side by side, each `width` pixels wide, in rows as high as their highest."""
+    small = [p.resize((width, max(1, round(p.height * width / p.width)))) for p in pictures]
+    rows = [small[i : i + columns] for i in range(0, len(small), columns)]
+    heights = [max(p.height for p in row) + GAP for row in rows]
+    canvas = Image.new("RGB", (min(columns, len(small)) * (width + GAP) + GAP, sum(heights) + GAP), "white")
+    for r, row in enumerate(rows):
+        for c, p in enumerate(row):
+            canvas.paste(p, (GAP + c * (width + GAP), GAP + sum(heights[:r])))
+    return canvas
+
+
+def _colour(label: int) -> tuple[int, int, int]:
+    """One bright colour for each class."""
+    return tuple(round(255 * part) for part in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.75, 1.0))

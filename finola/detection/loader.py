@@ -1,0 +1,146 @@
+"""Batches of pictures of different sizes with their objects, in the order and with the promises of
+`finola.data.loader`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from finola.data.images import to_uint8
+from finola.data.loader import BatchOrder, WorkerLoader
+from finola.detection.coco import CocoDetection
+from finola.detection.detector import STRIDE
+from finola.detection.transforms import ViewPolicy, random_view, view_image, view_target, whole_view
+from finola.errors import DataError
+
+
+class DetectionLoader(WorkerLoader):
+    """`build_detection_loader` makes one. Iterating yields dicts of
+
+    image     (B, 3, H, W) float32 in [0, 1], zero at the right and the bottom of smaller pictures
+    padding   (B, H, W) bool, True where there is no picture
+    size      (B, 2) int64, height and width of each picture in the batch
+    original  (B, 2) int64, height and width of its file
+    index     (B,) int64, its place in the data set
+    targets   list of B dicts. Training: boxes (n, 4) float32, labels (n,) int64 and with `masks` masks (n, h, w)
+              uint8, in the batch's pixels and without crowds. Evaluation: all of `CocoDetection.target`, in the
+              file's pixels.
+    """
+
+    def _finish(self, batch: dict) -> dict:
+        targets = [
+            {key: value.to(self.device, non_blocking=True) for key, value in target.items()}
+            for target in batch.pop("targets")
+        ]
+        batch = super()._finish(batch)
+        return batch | {"padding": padding_of(batch["size"], *batch["image"].shape[-2:]), "targets": targets}
+
+
+def build_detection_loader(
+    dataset: CocoDetection,
+    *,
+    batch_size: int,
+    train: bool,
+    scales: tuple[int, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
+    image_size: int = 800,
+    max_size: int = 1333,
+    hflip: bool = True,
+    crop: bool = False,
+    masks: bool = False,
+    seed: int = 0,
+    num_workers: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+) -> DetectionLoader:
+    """A loader over a COCO-format data set.
+
+    Training: shuffled, each picture seen as `random_view` draws it, those without objects included; a picture that
+    cannot be decoded is left out of its batch, counted in `loader.skipped` and reported with a warning.
+    Evaluation (`train=False`): in order, the shorter side resized to `image_size`; a picture that cannot be decoded
+    raises DataError.
+
+    Args:
+        batch_size: pictures a batch in this process.
+        scales, hflip, crop: of training (see `ViewPolicy`).
+        image_size: of evaluation.
+        max_size: limit of the longer side.
+        masks: give the objects' masks too.
+        device: where the batches go; pictures travel as 8-bit numbers, a quarter of the bytes.
+
+    Raises:
+        RecipeError: an option out of range.
+        DataError: not one batch, or masks are asked of annotations that have none.
+    """
+    if masks:
+        dataset.require_masks()
+    order = BatchOrder(len(dataset), batch_size, shuffle=train, seed=seed, rank=rank, world_size=world_size)
+    policy = ViewPolicy(tuple(scales), max_size, hflip, crop) if train else None
+    samples = _Samples(dataset, policy, image_size, max_size, masks, seed)
+    return DetectionLoader(
+        samples, order, collate=_collate, evaluation=not train, num_workers=num_workers, device=torch.device(device)
+    )
+
+
+def padded(pictures: list[Tensor]) -> Tensor:
+    """Pictures (3, h, w) of any sizes -> (B, 3, H, W), zero at the right and the bottom; H and W are the largest h
+    and w, rounded up to multiples of 32."""
+    sides = torch.tensor([picture.shape[-2:] for picture in pictures]).amax(dim=0)
+    height, width = (-(-side // STRIDE) * STRIDE for side in sides.tolist())
+    batch = pictures[0].new_zeros(len(pictures), 3, height, width)
+    for room, picture in zip(batch, pictures, strict=True):
+        room[:, : picture.shape[1], : picture.shape[2]] = picture
+    return batch
+
+
+def padding_of(sizes: Tensor, height: int, width: int) -> Tensor:
+    """Sizes (B, 2), heights and widths of pictures in a padded batch -> (B, height, width) bool, True outside."""
+    rows = torch.arange(height, device=sizes.device) >= sizes[:, :1]  # (B, height)
+    columns = torch.arange(width, device=sizes.device) >= sizes[:, 1:]  # (B, width)
+    return rows[:, :, None] | columns[:, None, :]
+
+
+class _Samples:
+    """(epoch, index) -> a picture (3, h, w) uint8 with its size, index and target, or the message of the DataError."""
+
+    def __init__(
+        self,
+        dataset: CocoDetection,
+        policy: ViewPolicy | None,
+        image_size: int,
+        max_size: int,
+        masks: bool,
+        seed: int,
+    ):
+        self.dataset, self.policy, self.seed = dataset, policy, seed
+        self.image_size, self.max_size, self.masks = image_size, max_size, masks
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, number: tuple[int, int]) -> dict | str:
+        epoch, index = number
+        try:
+            image, target = self.dataset.load(index), self.dataset.target(index, self.masks)
+        except DataError as error:
+            return str(error)
+        original = (image.height, image.width)
+        if self.policy is None:
+            view = whole_view(original, self.image_size, self.max_size)
+        else:
+            view = random_view(original, index, seed=self.seed, epoch=epoch, policy=self.policy)
+            target = view_target(target, view)
+        return {
+            "image": to_uint8(view_image(image, view)),
+            "size": view.size,
+            "original": original,
+            "index": index,
+            "targets": target,
+        }
+
+
+def _collate(samples: list[dict]) -> dict:
+    columns = {key: [sample[key] for sample in samples] for key in samples[0]}
+    numbers = {key: torch.from_numpy(np.array(columns[key])) for key in ("size", "original", "index")}
+    return {"image": padded(columns["image"]), **numbers, "targets": columns["targets"]}

@@ -1,0 +1,198 @@
+"""Mask R-CNN (He et al., ICCV 2017) on the encoders: boxes and masks (paper, table "Comparisons with MoCo-v2").
+
+    images (B, 3, H, W) -> encoder -> maps at strides 4, 8, 16 -> pyramid at strides 4 ... 64 -> proposals (the region
+    proposal network, RPN) -> for each its part of the pyramid -> class, box (7x7), mask (14x14 -> 28x28)
+
+Pyramid, RPN and heads are torchvision's and have no norms. Inside them class 0 is the background.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torchvision.models.detection import MaskRCNN
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign, clip_boxes_to_image
+from torchvision.ops.poolers import initLevelMapper
+
+from finola.detection.detector import Detector, DetectorConfig
+from finola.errors import FinolaError
+
+PYRAMID_STRIDES = (4, 8, 16, 32, 64)
+POOLED_STRIDES = (4, 8, 16, 32)  # of the maps that classes, boxes and masks are read from; 64 is for proposals alone
+ASPECT_RATIOS = (0.5, 1.0, 2.0)  # height / width
+BOX_CELLS, MASK_CELLS = 7, 14
+MASK_CONVS = 4
+
+
+@dataclass(frozen=True)
+class MaskRcnnConfig(DetectorConfig):
+    """What defines a Mask R-CNN; see `DetectorConfig`.
+
+    Attributes:
+        anchor_sizes: sides of the square anchors in pixels, one for each stride of the pyramid: 4, 8, 16, 32, 64.
+        pyramid_channels: of every map of the pyramid.
+        box_head_width: of the two layers before class and box.
+        mask_head_width: of the four convolutions before the mask.
+        rpn_batch, roi_batch: anchors and proposals of a picture that a training step learns from.
+        detections: objects found in a picture at most.
+    """
+
+    kind: ClassVar[str] = "mask_rcnn"
+
+    anchor_sizes: tuple[int, ...] = (32, 64, 128, 256, 512)
+    pyramid_channels: int = 256
+    box_head_width: int = 1024
+    mask_head_width: int = 256
+    rpn_batch: int = 256
+    roi_batch: int = 512
+    detections: int = 100
+
+    def __post_init__(self):
+        super().__post_init__()
+        object.__setattr__(self, "anchor_sizes", tuple(self.anchor_sizes))
+        if len(self.anchor_sizes) != len(PYRAMID_STRIDES) or min(self.anchor_sizes) < 1:
+            raise FinolaError(f"anchor_sizes: got {self.anchor_sizes}, expected {len(PYRAMID_STRIDES)} positive "
+                              f"numbers, one for each of the strides {', '.join(map(str, PYRAMID_STRIDES))}")
+        for key in ("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch", "detections"):
+            if getattr(self, key) < 1:
+                raise FinolaError(f"{key}: got {getattr(self, key)}, expected at least 1")
+
+
+class Pyramid(FeaturePyramidNetwork):
+    """The encoder's maps -> maps of `out_channels` at `PYRAMID_STRIDES`, those beyond stride 16 subsampled from it."""
+
+    def __init__(self, in_channels: list[int], out_channels: int):
+        super().__init__(in_channels, out_channels)
+        self.out_channels = out_channels
+
+    def forward(self, maps: dict[int, Tensor]) -> dict[str, Tensor]:
+        """Stride -> map (B, C, H / stride, W / stride); the result's keys are strings, as torchvision's pooling
+        wants them."""
+        maps = super().forward(maps)
+        for stride in PYRAMID_STRIDES[len(maps):]:
+            maps[stride] = F.max_pool2d(maps[stride // 2], 1, stride=2)
+        return {str(stride): level for stride, level in maps.items()}
+
+
+class Anchors(AnchorGenerator):
+    """Anchors at the pyramid's strides, in float32 whatever the maps are in.
+
+    torchvision's own divides the picture's side by the map's, which is 61 at stride 64 and side 800."""
+
+    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
+        """For each picture (N, 4), in pixels."""
+        self.set_cell_anchors(torch.float32, maps[0].device)
+        strides = [(stride, stride) for stride in PYRAMID_STRIDES]
+        anchors = torch.cat(self.grid_anchors([level.shape[-2:] for level in maps], strides))
+        return [anchors] * len(images.image_sizes)
+
+
+class RoiPool(MultiScaleRoIAlign):
+    """`cells` x `cells` parts of the pyramid at `POOLED_STRIDES`.
+
+    torchvision's own guesses the strides from the first pictures it sees, wrongly where much of them is padding."""
+
+    def __init__(self, cells: int):
+        super().__init__([str(stride) for stride in POOLED_STRIDES], cells, sampling_ratio=2)
+        self.scales = [1 / stride for stride in POOLED_STRIDES]
+        self.map_levels = initLevelMapper(2, 5)  # the logarithms of the first and the last stride
+
+
+class MaskRcnn(Detector):
+    """Pictures -> objects with masks, through proposals. `sizes` keep these out of the padding, which is not masked."""
+
+    strides = (4, 8, 16)
+
+    def __init__(self, config: MaskRcnnConfig):
+        super().__init__(config)
+        if missing := [stride for stride in self.strides if stride not in self.channels]:
+            raise FinolaError(f"encoder: {config.encoder} has no maps at strides {missing}; Mask R-CNN reads those at "
+                              f"{self.strides}, which the Mobile-Formers and ResNets have")
+        channels = config.pyramid_channels
+        self.pyramid = Pyramid([self.channels[stride] for stride in self.strides], channels)
+        anchors = Anchors(tuple((size,) for size in config.anchor_sizes), (ASPECT_RATIOS,) * len(PYRAMID_STRIDES))
+        parts = MaskRCNN(
+            self.pyramid,
+            rpn_anchor_generator=anchors,
+            rpn_head=_in_float32(RPNHead(channels, len(ASPECT_RATIOS))),
+            rpn_batch_size_per_image=config.rpn_batch,
+            box_roi_pool=RoiPool(BOX_CELLS),
+            box_head=TwoMLPHead(channels * BOX_CELLS**2, config.box_head_width),
+            box_predictor=_box_predictor(config),
+            box_batch_size_per_image=config.roi_batch,
+            box_detections_per_img=config.detections,
+            mask_roi_pool=RoiPool(MASK_CELLS),
+            mask_head=MaskRCNNHeads(channels, (config.mask_head_width,) * MASK_CONVS, dilation=1),
+            mask_predictor=_mask_predictor(config),
+        )
+        self.rpn, self.roi_heads = parts.rpn, parts.roi_heads
+
+    def losses(self, images: Tensor, padding: Tensor | None, sizes: Tensor, targets: list[dict]) -> dict[str, Tensor]:
+        """Parts "objectness" and "rpn_box_reg" of the proposals, "classifier", "box_reg" and "mask" of the objects.
+
+        In training mode; `targets` with `masks` (n, h, w) in {0, 1}, of the picture's size without padding."""
+        pictures, maps = self._pyramid(images, sizes)
+        targets = [target | {"labels": target["labels"] + 1} for target in targets]
+        proposals, rpn_losses = self.rpn(pictures, maps, targets)
+        _, losses = self.roi_heads(maps, proposals, pictures.image_sizes, targets)
+        return {name.removeprefix("loss_"): loss for name, loss in (rpn_losses | losses).items()}
+
+    @torch.no_grad()
+    def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
+        """For each picture `boxes` (n, 4), `scores`, `labels` (n,) and `masks` (n, height, width) bool of the
+        original's size, n at most `detections`. In evaluation mode."""
+        pictures, maps = self._pyramid(images, sizes)
+        proposals, _ = self.rpn(pictures, maps)
+        found, _ = self.roi_heads(maps, proposals, pictures.image_sizes)
+        return [_in_original(objects, size, original)
+                for objects, size, original in zip(found, sizes.tolist(), originals.tolist(), strict=True)]
+
+    def reset_outputs(self) -> None:
+        device = self.mean.device
+        self.roi_heads.box_predictor = _box_predictor(self.config).to(device)
+        self.roi_heads.mask_predictor = _mask_predictor(self.config).to(device)
+
+    def _pyramid(self, images: Tensor, sizes: Tensor) -> tuple[ImageList, dict[str, Tensor]]:
+        """What torchvision's parts take: the pictures with their sizes, and the maps."""
+        return ImageList(images, [tuple(size) for size in sizes.tolist()]), self.pyramid(self.maps(images))
+
+
+def _box_predictor(config: MaskRcnnConfig) -> nn.Module:
+    return _in_float32(FastRCNNPredictor(config.box_head_width, config.num_classes + 1))
+
+
+def _mask_predictor(config: MaskRcnnConfig) -> nn.Module:
+    return _in_float32(MaskRCNNPredictor(config.mask_head_width, config.mask_head_width, config.num_classes + 1))
+
+
+def _in_float32(module: nn.Module) -> nn.Module:
+    """The module with float32 outputs under autocast too: in bfloat16 a box at 1333 pixels has a grain of 8."""
+    module.register_forward_hook(_cast)
+    return module
+
+
+def _cast(module: nn.Module, inputs: tuple, outputs):
+    return tree_map(Tensor.float, outputs)
+
+
+def _in_original(objects: dict[str, Tensor], size: list[int], original: list[int]) -> dict[str, Tensor]:
+    """What `roi_heads` found in a picture of `size` (height, width) -> in the original of size `original`."""
+    (height, width), (full_height, full_width) = size, original
+    scale = objects["boxes"].new_tensor([full_width / width, full_height / height] * 2)
+    boxes = clip_boxes_to_image(objects["boxes"] * scale, (full_height, full_width))
+    masks = torch.zeros(len(boxes), full_height, full_width, dtype=torch.bool, device=boxes.device)
+    # one by one, since those of all objects in float32 may fill the memory; boxes on the CPU, where they are indices
+    for mask, part, box in zip(masks, objects["masks"], boxes.cpu(), strict=True):
+        mask.copy_(paste_masks_in_image(part[None], box[None], (full_height, full_width))[0, 0] > 0.5)
+    return {"boxes": boxes, "scores": objects["scores"], "labels": objects["labels"] - 1, "masks": masks}

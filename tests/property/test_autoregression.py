@@ -21,6 +21,7 @@ from finola.autoregression import (
     resolve_origin,
 )
 from finola.errors import FinolaError
+from finola.kernels.batched import ONEDNN_CHANNELS
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
@@ -61,6 +62,20 @@ def test_equals_the_literal_recursion_with_gradients(path, norm, size, data):
     for z in (fast, lines):
         assert z.shape == (2, 7, *size)
         assert_same([z, *gradients(z, inputs)], [expected, *expected_gradients])
+
+
+@pytest.mark.parametrize("channels", [96, ONEDNN_CHANNELS])  # the products of torch, and of oneDNN
+@pytest.mark.parametrize("size", [(4, 4), (1, 3)])
+def test_fp32_is_close_to_fp64_with_gradients(channels, size):
+    q, weights = problem(size, channels)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [t.detach().to(dtype).requires_grad_() for t in (q, *weights.values())]
+        z = autoregress(inputs[0], size, **dict(zip(weights, inputs[1:], strict=True)))
+        assert z.dtype == dtype
+        results.append([z.double(), *(None if g is None else g.double() for g in gradients(z.double(), inputs))])
+    for single, double in zip(*results, strict=True):
+        torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (5, 9)])

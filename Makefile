@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench info clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed  ## reconstruct a few pictures with the shipped weights
 	$(BIN)/finola demo

@@ -72,8 +72,11 @@ def resolve_origin(origin: Origin, size: Size) -> Size:
 
     "center" is (H // 2, W // 2), so that an even map has one step more to the left and up (paper: W/2, H/2).
     """
-    height, width = size
-    if height < 1 or width < 1:
+    try:
+        height, width = size
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1 or isinstance(height, float) or isinstance(width, float):
         raise FinolaError(f"size: got {size}, expected a height and a width of at least 1")
     named = {
         "center": (height // 2, width // 2),

@@ -94,7 +94,7 @@ class Checkpoints(Checkpoint):
             number = self.signal or signal.SIGTERM
             if trainer.is_global_zero:
                 name = signal.Signals(number).name
-                print(f"finola train: {name} at step {self._step}; {self.path} is written,"
+                print(f"finola: {name} at step {self._step}; {self.path} is written,"
                       " --resume goes on", file=sys.stderr)
             raise SystemExit(128 + number)
         if agree(stop, all=False):

@@ -17,8 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from finola.errors import FinolaError
 
 COMMANDS = (
-    "demo", "info", "reconstruct", "compress", "decompress", "rd", "pack", "train", "probe", "finetune", "predict",
-    "eval", "detect", "inspect", "bench", "doctor",
+    "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
+    "predict", "eval", "detect", "inspect", "bench", "doctor",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
+from finola.cores import usable_cores
 from finola.data import ResidentImages, ResidentLoader, build_loader
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
@@ -66,8 +66,7 @@ class RunData(LightningDataModule):
     @property
     def _workers(self) -> int:
         """Processes that decode: no more than there are cores for this process."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return min(self.recipe.data.num_workers, cores)
+        return min(self.recipe.data.num_workers, usable_cores())
 
 
 class Images(RunData):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import platform
 import re
 import tempfile
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
+
+from finola.cores import usable_cores
 
 MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}  # releases withdrawn for a supply-chain attack, GHSA-w37p-236h-pfx3
 CODECS = {"JPEG": "jpg", "PNG": "zlib", "WebP": "webp", "AVIF": "avif", "JPEG 2000": "jpg_2000"}
@@ -45,8 +46,8 @@ def checks() -> Iterator[Check]:
 def check_packages() -> Iterator[Check]:
     """The installed version of each requirement in finola's own metadata, extras included."""
     yield Check("package", "python", True, platform.python_version())
-    for line in requires("finola") or []:
-        requirement = Requirement(line)
+    requirements = {r.name: r for r in reversed([Requirement(line) for line in requires("finola") or []])}
+    for requirement in reversed(requirements.values()):  # the first, where several extras ask for the same
         extra = re.search(r"extra == ['\"](\w+)['\"]", str(requirement.marker or ""))
         yield check_package(requirement, extra[1] if extra else None)
 
@@ -70,11 +71,10 @@ def check_package(requirement: Requirement, extra: str | None) -> Check:
 def check_devices() -> Iterator[Check]:
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # newer torch
     units = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     bf16 = "bf16 units" if units else "no bf16 units found"
-    yield Check("device", "cpu", True, f"{cores} cores, {torch.get_num_threads()} threads, {bf16}")
+    yield Check("device", "cpu", True, f"{usable_cores()} cores, {torch.get_num_threads()} threads, {bf16}")
     if not torch.cuda.is_available():
         yield Check("device", "cuda", True, "none; training at the paper's size needs one")
     for index in range(torch.cuda.device_count()):

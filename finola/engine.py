@@ -98,13 +98,14 @@ def fit(
         SystemExit: 128 + the signal's number, after SIGTERM or SIGINT and a last checkpoint.
     """
     started, out = time.monotonic(), Path(out)
-    _check_options(recipe, init_from, num_classes, new_head)
+    going_on = resume and (out / "last.ckpt").exists()
+    _check_options(recipe, init_from, num_classes, new_head, going_on)
     torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
     _check_folder(out, resume)
     images = _open_images(recipe, data, val, out)
     config = _model_config(recipe, images, num_classes)
     task = _task(recipe, config, images, out)
-    if init_from and not (resume and (out / "last.ckpt").exists()):
+    if init_from and not going_on:
         transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
     speed = Speed()
@@ -112,7 +113,7 @@ def fit(
     checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
     trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
     _check_division(recipe, trainer.world_size)
-    checkpoint = _read_checkpoint(checkpoints.path) if resume and checkpoints.path.exists() else None
+    checkpoint = _read_checkpoint(checkpoints.path) if going_on else None
     if checkpoint:
         _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
@@ -239,13 +240,17 @@ def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
 # checks -------------------------------------------------------------------------------------------
 
 
-def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool) -> None:
-    """`num_classes` and `new_head` say what becomes of a head for classes: there must be one."""
+def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool, going_on: bool) -> None:
+    """`num_classes` and `new_head` say what becomes of a head for classes: there must be one. A frozen encoder must
+    come from somewhere."""
     kind = recipe.model_config().kind
     for option, given in (("--num-classes", num_classes is not None), ("--new-head", new_head)):
         if given and kind not in ("classifier", *DETECTORS):
             raise RecipeError(f"{option}: is for classifiers and detectors, {recipe.name} trains a model of kind"
                               f" {kind!r}; leave it out, or choose a recipe for one of these")
+    if recipe.optim.freeze_encoder and not init_from and not going_on:
+        raise RecipeError(f"--weights is missing; {recipe.name} keeps the encoder as it is (optim.freeze_encoder), name"
+                          " the pre-trained weights")
     if new_head and not init_from:
         raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"
                           " out")
@@ -290,6 +295,7 @@ def _announce_end(result: dict, out: Path) -> None:
               if name.startswith("val_") and value is not None]
     score = f", validation: {', '.join(scores)}" if scores else ""
     state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
+    score = score or (", not yet validated" if result["images"]["val"] else "")
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 

@@ -114,8 +114,10 @@ class ImageModel(nn.Module):
         return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
     def check_image(self, x: Tensor) -> None:
-        """Raises FinolaError unless x is (B, 3, S, S)."""
+        """Raises FinolaError unless x is (B, 3, S, S) of a floating type."""
         size = self.config.image_size
+        if not x.is_floating_point():
+            raise FinolaError(f"image: got {x.dtype}, expected a floating type with values in [0, 1]; divide by 255")
         if x.ndim != 4 or x.shape[1:] != (3, size, size):
             raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
                               "finola.reconstruct and finola.predict take photographs of any size")

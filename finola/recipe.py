@@ -209,7 +209,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     raise RecipeError(f"{name_or_path}: no such recipe and no such file"
-                      f"{_near(str(name_or_path), list_recipes())}; `finola train --list` lists them all")
+                      f"{_near(str(name_or_path), list_recipes()) or ';'} `finola train --list` lists them all")
 
 
 def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple]:

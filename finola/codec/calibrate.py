@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+from tqdm import tqdm
 
 from finola.codec.calibration import (
     BINS,
@@ -20,6 +24,7 @@ from finola.codec.calibration import (
 from finola.codec.container import MAX_BITS
 from finola.codec.entropy import Model
 from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
+from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
 from finola.model import FinolaAutoencoder
 
@@ -28,6 +33,30 @@ SEEN = (30, 45, 60)  # levels whose quantised numbers the tables are made for, b
 TAIL, TAIL_DEVIATIONS = 0.003, 4.0  # share of a wide Laplace distribution in each table: what was not yet seen
 REACHES = np.arange(1.0, 10.0, 0.25)  # half ranges that are tried, in deviations
 PROBES = 4  # random directions in the picture for the sensitivity of each embedding
+ZOOM = 2  # of the squares that are enlarged
+BATCH = 32  # images encoded at once
+
+
+@torch.no_grad()
+def embed(model: FinolaAutoencoder, images, *, seed: int = 0, progress: bool = False) -> tuple[Tensor, Tensor]:
+    """What `calibrate` takes, out of the images of a data set: embeddings (N, C) of each, as the centre square or as a
+    square at its own size by turns; and embeddings (N, C) of a square of half the size, enlarged. On the CPU."""
+    rng, size, device = random.Random(seed), model.config.image_size, model.mean.device
+    plain, zoomed = [], []
+    for first in tqdm(range(0, len(images), BATCH), "images", disable=not progress):
+        pictures = [images.load(i) for i in range(first, min(first + BATCH, len(images)))]
+        pictures = [p if min(p.size) >= size else resize_shorter(p, size) for p in pictures]
+        squares = [_crop(p, size, rng) if i % 2 else center_crop(resize_shorter(p, size), size)
+                   for i, p in enumerate(pictures)]
+        small = [_crop(p, size // ZOOM, rng).resize((size, size), Image.Resampling.BICUBIC) for p in pictures]
+        for embeddings, of in ((plain, squares), (zoomed, small)):
+            embeddings.append(model.encode(torch.stack([to_tensor(square) for square in of]).to(device)).cpu())
+    return torch.cat(plain), torch.cat(zoomed)
+
+
+def _crop(picture: Image.Image, size: int, rng: random.Random) -> Image.Image:
+    x, y = rng.randrange(picture.width - size + 1), rng.randrange(picture.height - size + 1)
+    return picture.crop((x, y, x + size, y + size))
 
 
 def calibrate(model: FinolaAutoencoder, plain: Tensor, zoomed: Tensor | None = None) -> Calibration:

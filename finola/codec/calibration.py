@@ -99,7 +99,7 @@ class Calibration:
         tensors, metadata = read_tensors(path)
         if metadata.get("format") != FORMAT or "weights_id" not in metadata:
             raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected {FORMAT!r} with a weights_id; "
-                               "make one with benchmarks/calibrate_codec.py")
+                               "make one with finola calibrate")
         _check(path, tensors)
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         integers = {name: array.astype(np.int64) for name, array in arrays.items() if array.dtype.kind in "iu"}
@@ -130,6 +130,8 @@ def find_calibration(model: nn.Module, path: str | Path | None = None) -> Calibr
     Raises:
         WeightsError: there is none, or that of `path` was made for other weights.
     """
+    if path is not None and not Path(path).exists():
+        raise WeightsError(f"{path}: no such file; finola calibrate makes it for the weights beside it")
     identity = model_id(model)
     paths = sorted(PRETRAINED_FOLDER.glob("*.codec.safetensors")) if path is None else [path]
     found = [Calibration.load(path) for path in paths]
@@ -138,7 +140,7 @@ def find_calibration(model: nn.Module, path: str | Path | None = None) -> Calibr
             return calibration
     made_for = ", ".join(calibration.weights_id[:16] for calibration in found) or "none"
     raise WeightsError(f"{path or 'codec'}: no calibration for weights {identity[:16]} (found for: {made_for}); make "
-                       "one with benchmarks/calibrate_codec.py")
+                       "one with finola calibrate")
 
 
 def _gains() -> list[int]:
@@ -180,4 +182,4 @@ def _check(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     }
     if faults := [name for name, holds in sound.items() if not holds]:
         raise WeightsError(f"{path}: values of {', '.join(faults)} are out of range; make the file again with "
-                           "benchmarks/calibrate_codec.py")
+                           "finola calibrate")

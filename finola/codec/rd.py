@@ -134,11 +134,18 @@ def bd_rate(anchor: Sequence[dict], curve: Sequence[dict]) -> float | None:
     none.
     """
     (x, log_x), (y, log_y) = _by_psnr(anchor), _by_psnr(curve)
-    low, high = max(x[0], y[0]), min(x[-1], y[-1])
-    if low >= high:
+    shared = shared_psnr(anchor, curve)
+    if shared is None:
         return None
-    grid = np.linspace(low, high, 1000)
+    grid = np.linspace(*shared, 1000)
     return 100 * (math.exp(np.mean(np.interp(grid, y, log_y) - np.interp(grid, x, log_x))) - 1)
+
+
+def shared_psnr(anchor: Sequence[dict], curve: Sequence[dict]) -> tuple[float, float] | None:
+    """The PSNR that both curves cover, from and to; None where they share none."""
+    (x, _), (y, _) = _by_psnr(anchor), _by_psnr(curve)
+    low, high = max(x[0], y[0]), min(x[-1], y[-1])
+    return (low, high) if low < high else None
 
 
 def to_compressai(codec: ImageCodec, curve: Sequence[dict], record: dict) -> dict:

@@ -42,11 +42,14 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    from finola.data.images import SUFFIXES
     from finola.files import atomic_write
     from finola.photographs import upright_rgb
 
     if Path(args.out).resolve() == Path(args.photo).resolve():
         raise RecipeError(f"{args.out}: is the photograph itself; choose another name")
+    if Path(args.out).suffix.lower() in SUFFIXES:
+        raise RecipeError(f"{args.out}: ends like a picture, which it is not; choose a name in .fnl")
     image = upright_rgb(args.photo)
     show = sys.stderr.isatty() and not args.json
     data = open_codec(args).compress(

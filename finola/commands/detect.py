@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
 from finola.commands import train
 from finola.commands.options import add_device, natural, open_weights, positive
 from finola.commands.pictures import find_images, name_panels
+from finola.cores import usable_cores
 from finola.errors import DataError, RecipeError
 
 EXAMPLE = """examples:
@@ -30,16 +30,16 @@ TRAIN = """examples:
 
 --data and --val: an annotation file in COCO's format and, unless it lies in the standard place, the folder of its
 images. The class names are read from it. --weights: an encoder of any kind of model, or a detector to go on from; for
-other classes say --num-classes (a new last layer) or --new-head (the encoder alone). The options are those of finola
-train."""
+other classes say --num-classes (a new last layer) or --new-head (the encoder alone). Every key of a recipe can be
+overridden by --SECTION.KEY VALUE; --print-recipe shows them all. SIGTERM, Ctrl-C and --max-time as in finola train."""
 
 EVAL = """examples:
   finola detect eval runs/mine/weights.safetensors --data coco/annotations/instances_val2017.json
   finola detect eval W --data mine.json photos --out scores --json
 
 Average precision (AP) is COCO's: the mean over classes and over the overlaps 0.50, 0.55, ... 0.95, of at most 100
-objects a picture. --out receives scores.json, detections.json (COCO's results format) and panel.png. Latency is the
-time of the detector alone, a batch at once."""
+objects a picture; here in %, in JSON from 0 to 1, where each class has its own too. --out receives scores.json,
+detections.json (COCO's results format) and panel.png. Latency is the time of the detector alone, a batch at once."""
 
 PREDICT = """examples:
   finola detect predict photo.jpg --weights runs/mine/weights.safetensors --out found
@@ -48,6 +48,9 @@ PREDICT = """examples:
 Writes each picture with boxes, names, scores and masks as a PNG file, and detections.json in COCO's results format
 (image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and passed
 over; the exit code is then 3."""
+
+
+SHOWN_CLASSES = 20  # with more, the scores of each class are in the JSON alone
 
 
 def add_parser(subparsers) -> argparse.ArgumentParser:
@@ -73,7 +76,8 @@ def run(args: argparse.Namespace) -> None:
 def _add_train(commands) -> None:
     parser = commands.add_parser("train", help="train a detector by a recipe", description="Train a detector.",
                                  epilog=TRAIN)
-    train.add_options(parser)
+    train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
+                      "the same for validation")
     parser.add_argument("--weights", dest="init_from", metavar="FILE", help="start from these weights")
 
 
@@ -99,7 +103,7 @@ def _add_eval(commands) -> None:
                         help="annotations in COCO's format, and the folder of their images")
     parser.add_argument("--limit", type=positive, metavar="N", help="take the first N pictures")
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="(%(default)s)")
-    parser.add_argument("--workers", type=natural, default=os.cpu_count(), metavar="N",
+    parser.add_argument("--workers", type=natural, default=usable_cores(), metavar="N",
                         help="processes that decode; 0 for none (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="for scores.json, detections.json and panel.png")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON, no progress bar")
@@ -110,18 +114,20 @@ def _eval(args: argparse.Namespace) -> None:
     from finola.detection.coco import open_coco
     from finola.detection.detector import require_detector
     from finola.detection.evaluation import evaluate
+    from finola.files import check_folder
 
     model = open_weights(args, require_detector)
+    out = check_folder(args.out) if args.out else None
     dataset = open_coco(args.data, limit=args.limit)
     evaluation = evaluate(model, dataset, batch_size=args.batch_size, num_workers=args.workers,
                           progress=sys.stderr.isatty() and not args.json)
     report = _report(args, model, dataset, evaluation)
-    if args.out:
-        _write_evaluation(Path(args.out), model, dataset, evaluation.results, report)
     if args.json:
         print(json.dumps(report))
     else:
         _print_scores(report)
+    if out:
+        _write_evaluation(out, model, dataset, evaluation.results, report)
 
 
 def _report(args: argparse.Namespace, model, dataset, evaluation) -> dict:
@@ -144,6 +150,10 @@ def _print_scores(report: dict) -> None:
             continue
         names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar_100")
         print(f"{what:5}" + "".join(f"  {name} {_percent(report[f'{what}_{name}'])}" for name in names))
+    for what in ("box", "mask"):
+        of_class = report.get(f"{what}_ap_per_class", {})
+        if 1 < len(of_class) <= SHOWN_CLASSES:
+            print(f"{what:5}" + "".join(f"  {name} {_percent(ap)}" for name, ap in of_class.items()))
     print(f"{report['latency_ms']:.0f} ms for a batch of {report['batch_size']}, {report['images_per_second']:.2f} "
           f"images/s, on {report['hardware']}")
 
@@ -153,7 +163,7 @@ def _percent(value: float | None) -> str:
 
 
 def _write_evaluation(out: Path, model, dataset, results: list[dict], report: dict) -> None:
-    from finola.detection.drawing import draw, grid
+    from finola.detection.drawing import draw_small, grid
     from finola.detection.predict import detect
     from finola.evaluate import PANEL_IMAGES, spread
     from finola.files import atomic_write
@@ -163,7 +173,7 @@ def _write_evaluation(out: Path, model, dataset, results: list[dict], report: di
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
     pictures = [dataset.load(i) for i in spread(len(dataset), PANEL_IMAGES).tolist()]
     with atomic_write(out / "panel.png") as temporary:
-        grid([draw(p, detect(model, p), model.config.classes) for p in pictures]).save(temporary, format="png")
+        grid([draw_small(p, detect(model, p), model.config.classes) for p in pictures]).save(temporary, format="png")
 
 
 # predict ------------------------------------------------------------------------------------------
@@ -189,7 +199,7 @@ def _predict(args: argparse.Namespace) -> None:
 
     paths, faults = find_images(args.images)
     drawn = name_panels(paths, Path(args.out))
-    model, results = open_weights(args, require_detector), []
+    model, results, total = open_weights(args, require_detector), [], len(paths) + len(faults)
     with tqdm(paths, unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
         for number, path in enumerate(bar, start=1):
             try:
@@ -202,7 +212,7 @@ def _predict(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"detections": results, "failed": faults}))
     if faults:
-        raise DataError(f"{len(faults)} pictures failed; the first: {faults[0]}")
+        raise DataError(f"{len(faults)} of {total} failed; the first: {faults[0]}")
 
 
 def _predict_one(args: argparse.Namespace, model, path: Path, number: int, target: Path) -> list[dict]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
 from finola.commands.options import add_device, natural, open_device, open_limited, positive
+from finola.cores import usable_cores
 from finola.errors import RecipeError
 
 EXAMPLE = """examples:
@@ -56,7 +56,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument(
         "--workers",
         type=natural,
-        default=os.cpu_count(),
+        default=usable_cores(),
         metavar="N",
         help="processes that decode; 0 for none (%(default)s)",
     )
@@ -66,8 +66,11 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     from finola.commands.measures import choose
-    from finola.files import atomic_write
+    from finola.files import atomic_write, check_folder
 
+    for option, file in (("--out", args.out), ("--panel", args.panel)):
+        if file:
+            check_folder(Path(file).parent, option)
     if args.train and not (args.baselines or args.knn):
         raise RecipeError("--train: is of use with --baselines or --knn alone; add one of them or leave --train out")
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json

@@ -29,12 +29,10 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    train.run(args, lambda recipe: _check(recipe, args.init_from))
+    train.run(args, _check, "the weights to start from (finola train starts from nothing)")
 
 
-def _check(recipe, weights: str | None) -> None:
+def _check(recipe) -> None:
     if recipe.model_config().kind != "classifier" or recipe.optim.freeze_encoder:
         raise RecipeError(f"{recipe.name}: is not for fine-tuning, which needs a classifier and a trained encoder; "
                           "take a recipe with _ft_ in its name (finola finetune --list)")
-    if not weights:
-        raise RecipeError("--weights is missing; name the weights to start from (finola train starts from nothing)")

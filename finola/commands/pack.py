@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
+
+from finola.cores import usable_cores
 
 EXAMPLE = """example:
   finola pack imagenet/train --out imagenet-256/train --size 256 --workers 16
@@ -31,7 +32,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     add("--quality", type=int, default=90, help="1 to 100 (%(default)s)")
     add("--resample", choices=("bilinear", "bicubic"), default="bilinear", help="(%(default)s)")
     add("--shard-size", type=int, default=1000, metavar="N", help="images a shard (%(default)s)")
-    add("--workers", type=int, default=os.cpu_count(), metavar="N", help="threads (%(default)s)")
+    add("--workers", type=int, default=usable_cores(), metavar="N", help="threads (%(default)s)")
     add("--json", action="store_true", help="print a report for machines, no progress bar")
     return parser
 

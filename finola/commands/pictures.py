@@ -6,6 +6,7 @@ import glob
 from pathlib import Path
 
 from finola.errors import RecipeError
+from finola.files import check_folder
 
 
 def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
@@ -36,8 +37,7 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
     Raises:
         RecipeError: a panel would take the place of a picture.
     """
-    if out.exists() and not out.is_dir():
-        raise RecipeError(f"--out: {out} is a file, expected a folder")
+    check_folder(out)
     panels, taken = {}, set()
     for path in paths:
         name, number = path.stem, 1

@@ -27,12 +27,10 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    train.run(args, lambda recipe: _check(recipe, args.init_from))
+    train.run(args, _check, "the pre-trained weights to probe")
 
 
-def _check(recipe, weights: str | None) -> None:
+def _check(recipe) -> None:
     if recipe.model_config().kind != "classifier" or not recipe.optim.freeze_encoder:
         raise RecipeError(f"{recipe.name}: is not for probing, which needs a classifier and optim.freeze_encoder: true;"
                           " take a lin or tran1 recipe (finola probe --list)")
-    if not weights:
-        raise RecipeError("--weights is missing; name the pre-trained weights to probe")

@@ -40,6 +40,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     from finola.codec import rd
     from finola.data import ImageFolder
+    from finola.files import check_folder
     from finola.provenance import environment
 
     if args.target is None and not args.out:
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> None:
     record = {"data": Path(args.data).resolve().name, "images": len(indices),
               "weights_id": codec.calibration.weights_id, **environment(codec.device)}
     if args.target is None:
+        check_folder(args.out)
         _curves(args, codecs, folder, indices, record)
     else:
         _table(args, codecs, folder, indices, record)
@@ -78,7 +80,11 @@ def _curves(args: argparse.Namespace, codecs, folder, indices, record: dict) -> 
         for point in curve:
             print(_row(name, point))
     for name, rate in rates.items():
-        print(f"{name:18} BD-rate against JPEG " + ("no common PSNR" if rate is None else f"{rate:+.1f} %"))
+        if rate is None:
+            print(f"{name:18} BD-rate against JPEG: no common PSNR")
+        else:  # a mean over the PSNR that both have: those over different ranges are not to be compared
+            low, high = rd.shared_psnr(curves["jpeg"], curves[name])
+            print(f"{name:18} BD-rate against JPEG {rate:+.1f} %, from {low:.1f} to {high:.1f} dB")
     print(f"plot and JSON in {out}")
 
 

@@ -31,11 +31,13 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `finola train`, `probe` and `finetune` share."""
+def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
+                data: str = "training images: folders or shards", val: str = "validation images") -> None:
+    """What `finola train`, `probe`, `finetune` and `detect train` share; `metavar`, `data`, `val` say what the data
+    are."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")
-    parser.add_argument("--data", nargs="+", metavar="DIR", help="training images: folders or shards")
-    parser.add_argument("--val", nargs="+", metavar="DIR", help="validation images")
+    parser.add_argument("--data", nargs="+", metavar=metavar, help=data)
+    parser.add_argument("--val", nargs="+", metavar=metavar, help=val)
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true",
                         help="go on with the run in --out; from the start if it has no checkpoint yet")
@@ -43,23 +45,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                         help="with --resume: accept another recipe, number of images or of processes")
     parser.add_argument("--max-time", metavar="TIME", help="stop after this time: HH:MM:SS or minutes")
     parser.add_argument("--num-classes", type=positive, metavar="N",
-                        help="the number of classes in --data, where a classifier in the weights has others: its last"
-                             " layer starts anew")
-    parser.add_argument("--new-head", action="store_true", help="take the encoder alone of a classifier in the weights")
+                        help="the number of classes in --data, where a classifier or detector in the weights has"
+                             " others: its last layer starts anew")
+    parser.add_argument("--new-head", action="store_true",
+                        help="take the encoder alone of a classifier or detector in the weights")
     parser.add_argument("--seed", metavar="N", help="seed of the weights, the crops and their order")
     parser.add_argument("--list", action="store_true", help="list the recipes")
     parser.add_argument("--print-recipe", action="store_true", help="print the recipe, overrides included")
     parser.parse_known_args = _setting_overrides_aside(parser.parse_known_args)
 
 
-def run(args: argparse.Namespace, check: Callable | None = None) -> None:
-    """`check(recipe)` may refuse a recipe that is not for this command."""
-    from finola.recipe import list_recipes, load_recipe
+def run(args: argparse.Namespace, check: Callable | None = None, weights: str | None = None) -> None:
+    """`check(recipe)` refuses, with a RecipeError, a recipe that is not for this command; `weights` says which weights
+    the command needs."""
+    from finola.recipe import load_recipe
 
     if args.list:
-        names = list_recipes()
-        width = max(map(len, names))
-        print("\n".join(f"{name:{width}}  {title}" for name, title in names.items()))
+        _list(check)
         return
     if args.recipe is None:
         raise RecipeError("RECIPE is missing; finola train --list lists the recipes")
@@ -73,9 +75,26 @@ def run(args: argparse.Namespace, check: Callable | None = None) -> None:
         return
     if check is not None:
         check(recipe)
+    if weights and not args.init_from:
+        raise RecipeError(f"--weights is missing; name {weights}")
     if not args.data:
-        raise RecipeError(f"--data is missing; name the folders of images to train {recipe.name} on")
+        raise RecipeError(f"--data is missing; name what to train {recipe.name} on (--help says more)")
     _train(args, recipe)
+
+
+def _list(check: Callable | None) -> None:
+    from finola.recipe import list_recipes, load_recipe
+
+    def serves(name: str) -> bool:
+        try:
+            check(load_recipe(name))
+        except RecipeError:
+            return False
+        return True
+
+    titles = {name: title for name, title in list_recipes().items() if check is None or serves(name)}
+    width = max(map(len, titles))
+    print("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))
 
 
 def _train(args: argparse.Namespace, recipe) -> None:

@@ -56,6 +56,8 @@ def decode_image(
         DataError: a missing, empty, unreadable, truncated or oversized file, or one that is no image.
     """
     name = name or _name_of(source)
+    if not isinstance(source, str | Path | bytes) and not hasattr(source, "read"):
+        raise DataError(f"image: got {type(source).__name__}, expected a path, a file or a PIL image")
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             _check_pixels(image, name, max_pixels)

@@ -11,7 +11,6 @@ Pillow's but for its rounding to 8 bits.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from finola.cores import usable_cores
 from finola.data.images import resize_shorter, to_image, to_tensor, to_uint8
 from finola.data.loader import Batch, BatchOrder, Loader
 from finola.data.policies import get_policy
@@ -70,7 +70,7 @@ class ResidentImages:
         self.labels = torch.from_numpy(dataset.labels).to(self.device)
         self.sizes = np.full((len(dataset), 2), size)
         self.errors: dict[int, str] = {}
-        with threads(os.cpu_count()) as pool:
+        with threads(usable_cores()) as pool:
             pictures = pool.map(_Decoder(dataset, size, resample, draft), range(len(dataset)))
             pictures = tqdm(pictures, "decoding", len(dataset), disable=not progress, unit="image")
             self.pixels = self._store(pictures, skip_bad).to(self.device)

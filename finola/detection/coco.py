@@ -7,6 +7,7 @@ Category ids may have gaps: label k, 0 ... len(classes) - 1, is the category wit
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import warnings
@@ -44,6 +45,7 @@ class CocoDetection:
         image_ids: the file's id of each image.
         sizes: (len, 2) int64, heights and widths.
         dropped: boxes left out.
+        objects: boxes kept, crowds aside.
 
     Raises:
         DataError: the file cannot be read, an entry is not as COCO's format has it, or pictures are missing.
@@ -101,12 +103,16 @@ class CocoDetection:
         return target
 
     def require_masks(self) -> None:
-        """Raise DataError unless every annotation has a segmentation."""
+        """Raise DataError unless every annotation has a segmentation in one of COCO's forms."""
         if self._without_masks:
             raise DataError(
                 f"{self.source}: {len(self._without_masks)} of {len(self._ids)} annotations have no segmentation, the "
                 f"first is annotation {self._without_masks[0]}; masks need polygons or RLE, train on boxes alone"
             )
+        for index, (height, width) in enumerate(self.sizes.tolist()):
+            ids = self._ids[self._first[index] : self._first[index + 1]]
+            for key, segmentation in zip(ids, pickle.loads(self._segmentations[index]), strict=True):
+                check_segmentation(segmentation, height, width, f"{self.source}: annotation {key}")
 
     def _read_annotations(self, entries: list, image_of: dict[int, int]) -> None:
         images = [image_of[_known(entry, "image_id", image_of, "images", where)] for where, entry in entries]
@@ -126,6 +132,7 @@ class CocoDetection:
         self._boxes, self._areas = boxes[order], areas[order]
         self._labels = np.array(labels, dtype=np.int64)[order]
         self._crowds = np.array(crowds, dtype=bool)[order]
+        self.objects = int((~self._crowds).sum())
         self._ids = [entries[i][1]["id"] for i in order]
         self._keep_segmentations([entries[i][1].get("segmentation") for i in order])
 
@@ -181,17 +188,26 @@ def decode_mask(segmentation: list | dict, height: int, width: int, name: str) -
     """
     from faster_coco_eval.core import mask
 
-    expected = f"{name}: segmentation: expected polygons of 3 or more points, or run lengths of {height}x{width}"
-    if isinstance(segmentation, dict):
-        if segmentation.get("size") != [height, width] or not isinstance(segmentation.get("counts"), list | str):
-            raise DataError(f"{expected}, got size {segmentation.get('size')}; correct the annotation")
-    elif not _are_polygons(segmentation):
-        raise DataError(f"{expected}, got {str(segmentation)[:60]}; correct the annotation")
+    check_segmentation(segmentation, height, width, name)
     try:
         return mask.decode(mask.segmToRle(segmentation, width, height))
     except (RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:100]
-        raise DataError(f"{expected}, got what cannot be decoded ({what}); correct the annotation") from error
+        raise _bad_segmentation(height, width, name, f"what cannot be decoded ({what})") from error
+
+
+def check_segmentation(segmentation: list | dict, height: int, width: int, name: str) -> None:
+    """Raise DataError unless it has the form of polygons or of run lengths for an image of this size."""
+    if isinstance(segmentation, dict):
+        if segmentation.get("size") != [height, width] or not isinstance(segmentation.get("counts"), list | str):
+            raise _bad_segmentation(height, width, name, f"size {segmentation.get('size')}")
+    elif not _are_polygons(segmentation):
+        raise _bad_segmentation(height, width, name, str(segmentation)[:60])
+
+
+def _bad_segmentation(height: int, width: int, name: str, got: str) -> DataError:
+    return DataError(f"{name}: segmentation: expected polygons of 3 or more points, or run lengths of {height}x{width},"
+                     f" got {got}; correct the annotation")
 
 
 def _are_polygons(segmentation) -> bool:
@@ -199,7 +215,7 @@ def _are_polygons(segmentation) -> bool:
         isinstance(segmentation, list)
         and len(segmentation) > 0
         and all(isinstance(points, list) and len(points) >= 6 and len(points) % 2 == 0 for points in segmentation)
-        and all(_is_number(value) and np.isfinite(value) for points in segmentation for value in points)
+        and all(_is_number(value) and math.isfinite(value) for points in segmentation for value in points)
     )
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from finola.datamodule import RunData
 from finola.detection.loader import DetectionLoader, build_detection_loader
 from finola.detection.transforms import ViewPolicy
+from finola.errors import DataError
 
 
 class DetectionImages(RunData):
     """Loaders of two `CocoDetection`s: shuffled and augmented for training, in order and whole for validation.
 
-    Raises, before anything is written, RecipeError for scales that do not fit and DataError where masks are missing."""
+    Raises, before anything is written, RecipeError for scales that do not fit and DataError where there is no object to
+    train on or masks are missing."""
 
     def __init__(self, recipe, train, val, folder):
         super().__init__(recipe, train, val, folder)
         config = recipe.model_config()
         ViewPolicy(self._scales, config.max_size)  # for its checks
+        if not train.objects:
+            raise DataError(f"{train.source}: no object on any image; a detector needs some to train on")
         if config.kind == "mask_rcnn":
             for dataset in (train, val) if val is not None else (train,):
                 dataset.require_masks()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import colorsys
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
+import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
@@ -34,22 +37,32 @@ def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
             pixels = draw_segmentation_masks(pixels, found["masks"][i].cpu(), alpha=0.4, colors=colour)
         picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     picture = picture.copy()
-    pen, unit = ImageDraw.Draw(picture), max(picture.size) / 640
-    font = ImageFont.load_default(size=max(10, round(14 * unit)))
+    pen, unit = ImageDraw.Draw(picture), math.sqrt(picture.width * picture.height) / 550  # 1 for 640x480
+    font = _font(max(10, round(13 * unit)))
     for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the surest last, on top
         left, top, right, bottom = found["boxes"][i].tolist()
         pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=max(1, round(2.5 * unit)))
         label = int(found["labels"][i])
         text = f"{classes[label] if classes else label} {found['scores'][i]:.2f}"
-        place = (left, max(0, top - font.size - 2))
+        place = (max(0, min(left, picture.width - font.getlength(text))), max(0, top - font.size - 2))
         pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
         pen.text(place, text, fill="black", font=font)
     return picture
 
 
-def grid(pictures: Sequence[Image.Image], columns: int = 4, width: int = 240) -> Image.Image:
-    """Pictures side by side, each `width` pixels wide, in rows as high as their highest."""
-    small = [p.resize((width, max(1, round(p.height * width / p.width)))) for p in pictures]
+def draw_small(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str], width: int = 320) -> Image.Image:
+    """As `draw`, on the picture made `width` pixels wide: with names that can be read, for a `grid`."""
+    scale = width / picture.width
+    size = (width, max(1, round(picture.height * scale)))
+    found = {**found, "boxes": found["boxes"] * scale}
+    if "masks" in found and len(found["masks"]):
+        found["masks"] = F.interpolate(found["masks"][None].float(), size[::-1], mode="nearest")[0] > 0
+    return draw(picture.resize(size), found, classes)
+
+
+def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:
+    """Pictures of one width side by side, in rows as high as their highest."""
+    width = small[0].width
     rows = [small[i : i + columns] for i in range(0, len(small), columns)]
     heights = [max(p.height for p in row) + GAP for row in rows]
     canvas = Image.new("RGB", (min(columns, len(small)) * (width + GAP) + GAP, sum(heights) + GAP), "white")
@@ -57,6 +70,13 @@ def grid(pictures: Sequence[Image.Image], columns: int = 4, width: int = 240) ->
         for c, p in enumerate(row):
             canvas.paste(p, (GAP + c * (width + GAP), GAP + sum(heights[:r])))
     return canvas
+
+
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """DejaVu Sans of matplotlib: Pillow's own font knows no letters but the English."""
+    import matplotlib
+
+    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
 
 
 def _colour(label: int) -> tuple[int, int, int]:

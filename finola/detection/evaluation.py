@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,14 +21,14 @@ WARM_UP = 2  # batches left out of the times, where there are more
 @dataclass
 class Evaluation:
     """Attributes:
-        scores: by name, between 0 and 1; None where there is nothing to score (see `CocoScores`).
+        scores: by name, between 0 and 1; None where there is nothing to score (see `CocoScores`); and for each class.
         results: what was found, in COCO's format.
         images_per_second, latency_ms: of the detector alone, loading and scoring aside, without the first batches; the
             latter is the median batch.
         peak_memory: on a GPU, in bytes; None elsewhere.
     """
 
-    scores: dict[str, float | None]
+    scores: dict[str, float | None | dict[str, float | None]]
     results: list[dict]
     images_per_second: float
     latency_ms: float
@@ -48,7 +49,7 @@ def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int 
     loader = build_detection_loader(
         dataset, batch_size=batch_size, train=False, image_size=model.config.image_size,
         max_size=model.config.max_size, masks=masks, num_workers=num_workers, device=device)
-    scores, results, times = CocoScores(masks=masks).to(device), [], []
+    scores, results, times = CocoScores(masks=masks, classes=dataset.classes).to(device), [], []
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with tqdm(total=len(dataset), desc="evaluating", unit="image", disable=not progress) as bar:
@@ -72,9 +73,13 @@ def check_categories(model: Detector, dataset) -> None:
     """Raise WeightsError unless a model is for a data set's classes: as many and, where it names them, the same."""
     config = model.config
     if config.classes and config.classes != tuple(dataset.classes):
-        raise WeightsError(f"the weights are for {config.num_classes} classes ({', '.join(config.classes[:3])}, ...), "
-                           f"{dataset.source} holds {len(dataset.classes)} ({', '.join(dataset.classes[:3])}, ...); "
+        raise WeightsError(f"the weights are for {config.num_classes} classes ({_some(config.classes)}), "
+                           f"{dataset.source} holds {len(dataset.classes)} ({_some(dataset.classes)}); "
                            "take other weights, or train these on with --num-classes")
     if config.num_classes != len(dataset.classes):
         raise WeightsError(f"{dataset.source}: holds {len(dataset.classes)} classes, the weights know "
                            f"{config.num_classes}; take other weights")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

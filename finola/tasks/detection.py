@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from finola.data.images import to_image
-from finola.detection.drawing import draw, grid
+from finola.detection.drawing import draw_small, grid
 from finola.detection.scores import CocoScores
 from finola.tasks.base import PANEL_IMAGES, Task
 
@@ -59,4 +59,4 @@ class Detection(Task):
             height, width = batch["size"][i].tolist()
             picture = to_image(batch["image"][i, :, :height, :width])
             picture = picture.resize(batch["original"][i].flip(0).tolist())
-            self.drawn.append(draw(picture, found[i], self.model.config.classes))
+            self.drawn.append(draw_small(picture, found[i], self.model.config.classes))

@@ -343,7 +343,7 @@ def test_the_public_names_are_functions_and_classes():
 def test_overlapping_masks_are_drawn_over_each_other():
     from PIL import Image
 
-    from finola.detection.drawing import draw
+    from finola.detection.drawing import draw, draw_small
 
     masks = torch.zeros(2, 40, 40, dtype=torch.bool)
     masks[0, :, :30], masks[1, :, 10:] = True, True
@@ -353,3 +353,17 @@ def test_overlapping_masks_are_drawn_over_each_other():
     both, one = draw(white, found, ("a", "b"), threshold=0.2), draw(white, found, ("a", "b"), threshold=0.5)
     assert both.getpixel((20, 35)) != one.getpixel((20, 35)) and max(both.getpixel((20, 35))) > 140  # not black
     assert one.getpixel((36, 35)) == (255, 255, 255) != both.getpixel((36, 35))
+    small = draw_small(white, found, ("a", "b"))
+    assert small.size == (320, 320) and small.getpixel((100, 280))[0] > small.getpixel((100, 280))[2]  # class 0 is red
+
+
+def test_labels_are_drawn_inside_the_picture_with_their_letters():
+    from PIL import Image
+
+    from finola.detection.drawing import draw
+
+    found = {"boxes": torch.tensor([[190.0, 60, 199, 90]]), "labels": torch.tensor([0]), "scores": torch.tensor([0.9])}
+    white = Image.new("RGB", (200, 100), "white")
+    umlaut, plain, unknown = (draw(white, found, (name,)) for name in ("ö", "o", "\uffff"))
+    assert umlaut.tobytes() != plain.tobytes() != unknown.tobytes() != umlaut.tobytes()
+    assert plain.getpixel((185, 52)) != (255, 255, 255)  # moved to the left, where all of it is seen

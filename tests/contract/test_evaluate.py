@@ -209,9 +209,19 @@ def test_what_is_not_there(folder, weights, tmp_path, capsys):
         assert got == code and (not code or (printed == "" and shown in errors[0])), words
 
 
-def test_the_scores_are_printed_even_if_they_cannot_be_written(folder, weights, tmp_path, capsys):
+def test_a_place_that_cannot_be_written_to_is_refused_before_the_work(folder, weights, tmp_path, capsys):
     (tmp_path / "file").touch()
-    code, printed, errors = run(capsys, weights, "--data", folder, "--out", tmp_path / "file" / "result.json")
+    for option in ("--out", "--panel"):
+        code, printed, errors = run(capsys, weights, "--data", folder, option, tmp_path / "file" / "result.png")
+        assert (code, printed) == (2, "") and f"{option}: {tmp_path / 'file'} is a file" in errors[0]
+
+
+def test_the_scores_are_printed_even_if_they_cannot_be_written(folder, weights, tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("finola.files.os.replace", full)
+    code, printed, errors = run(capsys, weights, "--data", folder, "--out", tmp_path / "result.json")
     assert code == 3 and "images/s" in printed and len(errors) == 1
 
 

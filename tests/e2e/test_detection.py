@@ -189,7 +189,10 @@ def test_scores_as_json_and_in_percent(frozen, coco, capsys):
     assert "6 images" in first and "in %" in first
     for what, line in zip(("box", "mask"), lines[:2], strict=True):
         assert line.split()[:3] == [what, "ap", f"{100 * report[f'{what}_ap']:.1f}"]
-    assert "ms for a batch of 1" in lines[2]
+    for what, line in zip(("box", "mask"), lines[2:4], strict=True):
+        of_class = report[f"{what}_ap_per_class"]
+        assert line.split()[1:] == [word for name in of_class for word in (name, f"{100 * of_class[name]:.1f}")]
+    assert "ms for a batch of 1" in lines[4]
 
 
 # photographs --------------------------------------------------------------------------------------
@@ -217,7 +220,7 @@ def test_photographs(kind, frozen, photographs, tmp_path, capsys):
     assert main(["detect", "predict", str(photographs), "--weights", str(frozen(kind) / "weights.safetensors"),
                  "--out", str(out), "--threshold", "0.1", "--device", "cpu"]) == 3
     lines = capsys.readouterr()
-    assert lines.err.splitlines()[-1].startswith("finola detect: 1 pictures failed; the first: ")
+    assert lines.err.splitlines()[-1].startswith("finola detect: 1 of 4 failed; the first: ")
     assert "b.png" in lines.err.splitlines()[-1] and len(lines.out.splitlines()) == 3
     assert sorted(path.name for path in out.iterdir()) == ["a.png", "c.png", "d.png", "detections.json"]
 

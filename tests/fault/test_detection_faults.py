@@ -125,14 +125,34 @@ def with_bad_boxes(content):
 @KINDS
 @pytest.mark.parametrize("change", [without_annotations, with_crowds_alone, with_bad_boxes])
 @pytest.mark.filterwarnings("ignore:.*boxes left out")
-def test_odd_annotations_are_trained_on_and_scored(kind, change, recipes, spoilt, run, tmp_path):
-    data = spoilt(change)
-    code, _, lines = run("train", recipes[kind], "--data", data, "--val", data, *SHORT)
+def test_odd_annotations_are_trained_on_and_scored(kind, change, recipes, spoilt, coco, run, tmp_path):
+    """Only images are odd that have no object: they may be validated on, and trained on among others."""
+    data, nothing_to_find = spoilt(change), change in (without_annotations, with_crowds_alone)
+    code, _, lines = run("train", recipes[kind], "--data", coco if nothing_to_find else data, "--val", data, *SHORT)
     assert (code, lines) == (0, [])
     result = json.loads((tmp_path / "run/result.json").read_text())
-    nothing_to_find = change in (without_annotations, with_crowds_alone)
     assert result["finished"] and (result["val_box_ap"] is None) == nothing_to_find
     assert load_weights(tmp_path / "run/weights.safetensors").config.category_ids == tuple(COLOURS)
+
+
+@KINDS
+@pytest.mark.parametrize("change", [without_annotations, with_crowds_alone])
+def test_training_without_any_object_is_refused(kind, change, recipes, spoilt, refused):
+    data = spoilt(change)
+    refused(3, [data, "no object on any image"], "train", recipes[kind], "--data", data)
+
+
+def test_a_frozen_encoder_needs_weights(recipes, coco, refused):
+    refused(2, ["--weights is missing"], "train", recipes["detr"], "--data", coco, "--optim.freeze_encoder", "true")
+
+
+def test_a_bad_polygon_is_found_before_training(recipes, spoilt, coco, refused):
+    """Also in the validation data, which would be read after an epoch."""
+    def spoil(content):
+        content["annotations"][-1]["segmentation"] = [[1, 2, 3]]
+
+    data = spoilt(spoil)
+    refused(3, [data, "expected polygons"], "train", recipes["mask_rcnn"], "--data", coco, "--val", data)
 
 
 @pytest.mark.filterwarnings("ignore:.*boxes left out")

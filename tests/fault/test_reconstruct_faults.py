@@ -99,7 +99,7 @@ def test_a_file_in_place_of_the_folder(pictures, weights, tmp_path, capsys):
     (tmp_path / "file").touch()
     words = [pictures / "good.png", "--weights", weights, "--out"]
     assert "is a file" in fails(capsys, 2, *words, tmp_path / "file")
-    assert "file" in fails(capsys, 3, *words, tmp_path / "file" / "below")
+    assert "file is a file" in fails(capsys, 2, *words, tmp_path / "file" / "below")
 
 
 def test_a_full_disk_leaves_nothing_half_written(pictures, weights, tmp_path, capsys, monkeypatch):

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from finola.commands.options import add_device, natural, positive
 from finola.commands.pictures import find_images
+from finola.cores import usable_cores
 from finola.errors import DataError, RecipeError
 
 
@@ -18,7 +18,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=positive, metavar="N", help="take N images of --data, spread evenly over it")
     parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images at once (%(default)s)")
-    parser.add_argument("--workers", type=natural, default=os.cpu_count(), metavar="N",
+    parser.add_argument("--workers", type=natural, default=usable_cores(), metavar="N",
                         help="processes that decode; 0 for none (%(default)s)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")

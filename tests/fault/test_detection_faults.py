@@ -143,7 +143,7 @@ def test_training_without_any_object_is_refused(kind, change, recipes, spoilt, r
 
 
 def test_a_frozen_encoder_needs_weights(recipes, coco, refused):
-    refused(2, ["--weights is missing"], "train", recipes["detr"], "--data", coco, "--optim.freeze_encoder", "true")
+    refused(2, ["--weights", "is missing"], "train", recipes["detr"], "--data", coco, "--optim.freeze_encoder", "true")
 
 
 def test_a_bad_polygon_is_found_before_training(recipes, spoilt, coco, refused):

@@ -42,7 +42,8 @@ class ConvDecoder(nn.Module):
         widths = [WIDTHS[s] for s in scales] if widths is None else widths
         if len(widths) != len(scales):
             raise FinolaError(f"decoder_widths: got {len(widths)} numbers, expected {len(scales)} for an upsampling "
-                              f"factor of {scale}")
+                              f"factor of {scale} (image_size / map_size); change map_size with image_size, or "
+                              "decoder_widths with both")
         layers: list[nn.Module] = [] if reduce is None else [nn.Conv2d(in_channels, reduced, 1, bias=False)]
         channels = reduced
         for width in widths:

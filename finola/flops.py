@@ -14,6 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
+from finola.kernels.batched import HAS_ONEDNN
+
 __all__ = ["Count", "count"]
 
 
@@ -36,7 +38,7 @@ def count(module: nn.Module, *inputs: Tensor) -> Count:
     `macs` is for the whole batch given. The module's training flags are left as they were.
     """
     params = sum(p.numel() for p in module.parameters())
-    products = FlopCounterMode(display=False)
+    products = FlopCounterMode(display=False, custom_mapping=_onednn())
     with (
         torch.enable_grad(),  # under no_grad, FlopCounterMode fails on views of parameters
         _eval_mode(module),
@@ -46,6 +48,14 @@ def count(module: nn.Module, *inputs: Tensor) -> Count:
     ):
         module(*inputs)
     return Count(params, products.get_total_flops() // 2 + sum(norms))
+
+
+def _onednn() -> dict:
+    """What PyTorch does not count by itself: the operator's products on a CPU (`finola.kernels.batched`)."""
+    def linear(x: tuple[int, int], weight: tuple[int, int], *args, **kwargs) -> int:
+        return 2 * x[0] * weight[0] * weight[1]
+
+    return {torch.ops.mkldnn._linear_pointwise: linear} if HAS_ONEDNN else {}
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from finola.detection.datamodule import DetectionImages
 from finola.distributed import synchronise_batch_norm
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.evaluate_classifier import require_labels
-from finola.files import atomic_write
+from finola.files import atomic_write, check_folder
 from finola.provenance import device_name, environment
 from finola.recipe import DETECTORS, Recipe, differences
 from finola.registry import build_model
@@ -293,16 +293,15 @@ def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
 def _announce_end(result: dict, out: Path) -> None:
     scores = [f"{name.removeprefix('val_')} {value:.2f}" for name, value in result.items()
               if name.startswith("val_") and value is not None]
-    score = f", validation: {', '.join(scores)}" if scores else ""
+    missing = ", not yet validated" if result["images"]["val"] else ""
+    score = f", validation: {', '.join(scores)}" if scores else missing
     state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
-    score = score or (", not yet validated" if result["images"]["val"] else "")
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
 @rank_zero_only
 def _check_folder(out: Path, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise RecipeError(f"{out}: is a file, expected a folder for the run; choose another --out")
+    check_folder(out)
     if out.exists() and any(out.iterdir()) and not resume:
         raise RecipeError(f"{out}: is not empty; add --resume to go on with it, or choose another --out")
 

@@ -7,6 +7,7 @@ FINOLA and masked FINOLA on image reconstruction").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -84,7 +85,8 @@ def _take_classes(model: nn.Module, donor: nn.Module, source: str | Path, new_cl
                            "keep its encoder alone")
     same = theirs.num_classes == ours.num_classes and (not theirs.classes or theirs.classes == ours.classes)
     if not same and not new_classes:
-        raise WeightsError(f"{source}: is for {_classes(theirs)}, the data holds {_classes(ours)}; add --num-classes "
+        raise WeightsError(f"{source}: is for {theirs.num_classes} classes{first_names(theirs.classes)}, the data "
+                           f"holds {ours.num_classes} classes{first_names(ours.classes)}; add --num-classes "
                            f"{ours.num_classes} for a new last layer, or --new-head to keep the encoder alone")
     if not same:
         donor.reset_classifier(ours.num_classes, ours.classes)
@@ -92,9 +94,10 @@ def _take_classes(model: nn.Module, donor: nn.Module, source: str | Path, new_cl
     _take_all(model, donor, donor.state_dict() | encoder, source)
 
 
-def _classes(config) -> str:
-    shown = ", ".join(config.classes[:3]) + (", ..." if len(config.classes) > 3 else "")
-    return f"{config.num_classes} classes" + (f" ({shown})" if shown else "")
+def first_names(classes: Sequence[str]) -> str:
+    """" (cat, dog, owl, ...)" for messages, or nothing where classes have no names."""
+    shown = ", ".join(classes[:3]) + (", ..." if len(classes) > 3 else "")
+    return f" ({shown})" if shown else ""
 
 
 @torch.no_grad()

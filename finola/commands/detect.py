@@ -49,7 +49,6 @@ Writes each picture with boxes, names, scores and masks as a PNG file, and detec
 (image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and passed
 over; the exit code is then 3."""
 
-
 SHOWN_CLASSES = 20  # with more, the scores of each class are in the JSON alone
 
 

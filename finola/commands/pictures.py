@@ -38,6 +38,7 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
         RecipeError: a panel would take the place of a picture.
     """
     check_folder(out)
+    refuse_overwriting(paths, out)
     panels, taken = {}, set()
     for path in paths:
         name, number = path.stem, 1
@@ -46,8 +47,13 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
             name = f"{path.stem}-{number}"
         taken.add(name.lower())
         panels[path] = out / f"{name}.png"
+    return panels
+
+
+def refuse_overwriting(paths: list[Path], out: Path) -> None:
+    """Raise RecipeError if one of the pictures lies in the folder of the results."""
+    for path in paths:
         if path.parent.resolve() == out.resolve():
             raise RecipeError(
                 f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture is overwritten"
             )
-    return panels

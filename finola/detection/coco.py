@@ -103,7 +103,10 @@ class CocoDetection:
         return target
 
     def require_masks(self) -> None:
-        """Raise DataError unless every annotation has a segmentation in one of COCO's forms."""
+        """Raise DataError unless every annotation has a segmentation in one of COCO's forms. They are looked at once:
+        every loader asks, and COCO's take seconds."""
+        if self._masks_checked:
+            return
         if self._without_masks:
             raise DataError(
                 f"{self.source}: {len(self._without_masks)} of {len(self._ids)} annotations have no segmentation, the "
@@ -113,6 +116,7 @@ class CocoDetection:
             ids = self._ids[self._first[index] : self._first[index + 1]]
             for key, segmentation in zip(ids, pickle.loads(self._segmentations[index]), strict=True):
                 check_segmentation(segmentation, height, width, f"{self.source}: annotation {key}")
+        self._masks_checked = True
 
     def _read_annotations(self, entries: list, image_of: dict[int, int]) -> None:
         images = [image_of[_known(entry, "image_id", image_of, "images", where)] for where, entry in entries]
@@ -149,6 +153,7 @@ class CocoDetection:
         objects would copy their memory into each."""
         self._without_masks = [key for key, value in zip(self._ids, segmentations, strict=True) if not value]
         spans = zip(self._first[:-1], self._first[1:], strict=True)
+        self._masks_checked = False
         self._segmentations = [pickle.dumps(segmentations[first:last]) for first, last in spans]
 
     def _masks(self, index: int, ids: list[int]) -> np.ndarray:

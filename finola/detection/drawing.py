@@ -7,12 +7,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
 from finola.data.images import to_uint8
+from finola.detection.transforms import View, view_boxes, view_image, view_masks
 from finola.pictures import GAP
 
 THRESHOLD = 0.5  # the least score of what is drawn
@@ -52,12 +52,12 @@ def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
 
 def draw_small(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str], width: int = 320) -> Image.Image:
     """As `draw`, on the picture made `width` pixels wide: with names that can be read, for a `grid`."""
-    scale = width / picture.width
-    size = (width, max(1, round(picture.height * scale)))
-    found = {**found, "boxes": found["boxes"] * scale}
-    if "masks" in found and len(found["masks"]):
-        found["masks"] = F.interpolate(found["masks"][None].float(), size[::-1], mode="nearest")[0] > 0
-    return draw(picture.resize(size), found, classes)
+    height = max(1, round(picture.height * width / picture.width))
+    view = View((0, 0, picture.width, picture.height), (height, width))
+    seen = {**found, "boxes": view_boxes(found["boxes"], view)}
+    if "masks" in found:
+        seen["masks"] = view_masks(found["masks"], view)
+    return draw(view_image(picture, view), seen, classes)
 
 
 def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from finola.detection.loader import build_detection_loader
 from finola.detection.scores import CocoScores, coco_results
 from finola.errors import WeightsError
 from finola.evaluate import timed
+from finola.transfer import first_names
 
 WARM_UP = 2  # batches left out of the times, where there are more
 
@@ -73,13 +73,9 @@ def check_categories(model: Detector, dataset) -> None:
     """Raise WeightsError unless a model is for a data set's classes: as many and, where it names them, the same."""
     config = model.config
     if config.classes and config.classes != tuple(dataset.classes):
-        raise WeightsError(f"the weights are for {config.num_classes} classes ({_some(config.classes)}), "
-                           f"{dataset.source} holds {len(dataset.classes)} ({_some(dataset.classes)}); "
+        raise WeightsError(f"the weights are for {config.num_classes} classes{first_names(config.classes)}, "
+                           f"{dataset.source} holds {len(dataset.classes)}{first_names(dataset.classes)}; "
                            "take other weights, or train these on with --num-classes")
     if config.num_classes != len(dataset.classes):
         raise WeightsError(f"{dataset.source}: holds {len(dataset.classes)} classes, the weights know "
                            f"{config.num_classes}; take other weights")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 
 from finola.commands.options import add_device, natural, positive
-from finola.commands.pictures import find_images
+from finola.commands.pictures import find_images, refuse_overwriting
 from finola.cores import usable_cores
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +24,6 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")
 
 
-def require_folder(out: str) -> Path:
-    """--out as a path; RecipeError if it is a file."""
-    if Path(out).exists() and not Path(out).is_dir():
-        raise RecipeError(f"--out: {out} is a file, expected a folder")
-    return Path(out)
-
-
 def choose_pictures(words: list[str], out: Path, limit: int | None) -> list[Path]:
     """The pictures that words mean, at most `limit`, spread evenly over them.
 
@@ -42,10 +35,7 @@ def choose_pictures(words: list[str], out: Path, limit: int | None) -> list[Path
     paths, faults = find_images(words)
     if faults:
         raise DataError(faults[0])
-    for path in paths:
-        if path.parent.resolve() == out.resolve():
-            raise RecipeError(f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture "
-                              "is overwritten")
+    refuse_overwriting(paths, out)
     return [paths[i] for i in spread(len(paths), limit or len(paths))]
 
 

@@ -7,8 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import add_data_options, require_folder, write_results
+from finola.commands.instruments import add_data_options, write_results
 from finola.commands.options import open_device, open_limited, positive
+from finola.files import check_folder
 
 EXAMPLE = """examples:
   finola inspect curvature --data imagenette/val --out inspected
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     from finola.analysis.curvature import measure_curvature, plot_curvatures
     from finola.commands.measures import squares
 
-    out, device = require_folder(args.out), open_device(args.device)
+    out, device = check_folder(args.out), open_device(args.device)
     models = _open_models(args, device)
     _try_on_nothing(args, models)
     dataset = open_limited(args.data, args.limit)

@@ -7,9 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import add_data_options, choose_pictures, require_folder, write_results
+from finola.commands.instruments import add_data_options, choose_pictures, write_results
 from finola.commands.options import add_model, natural, open_limited, open_model, positive, weights_path
 from finola.errors import DataError
+from finola.files import check_folder
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected
@@ -53,7 +54,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     from finola.analysis import embedding
 
-    out = require_folder(args.out)
+    out = check_folder(args.out)
     paths = _examples(args, out)
     weights = weights_path(args)
     model = open_model(args)

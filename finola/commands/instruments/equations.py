@@ -7,9 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from finola.commands.instruments import choose_pictures, require_folder, write_results
+from finola.commands.instruments import choose_pictures, write_results
 from finola.commands.options import add_device, add_model, open_model, positive, weights_path
 from finola.errors import RecipeError
+from finola.files import check_folder
 
 EXAMPLE = """examples:
   finola inspect equations --data kodak --out inspected/equations
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     from finola.data.images import decode_image
     from finola.pde import law_of
 
-    out, factors = require_folder(args.out), _factors(args)
+    out, factors = check_folder(args.out), _factors(args)
     paths = choose_pictures(args.data, out, args.limit)
     model = open_model(args)
     law_of(model)  # before anything is read

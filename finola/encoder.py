@@ -122,6 +122,16 @@ def pointwise_bn(in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Mod
     return nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
 
 
+def blank(x: Tensor, padding: Tensor | None) -> Tensor:
+    """Map (B, C, H, W), zero where `padding` (B, H, W) is True: what a convolution reads beyond a picture's border."""
+    return x if padding is None else x.masked_fill(padding[:, None], 0)
+
+
+def halve(padding: Tensor | None) -> Tensor | None:
+    """Padding (B, H, W) of a map -> that of the map which a 3x3 convolution of stride 2 makes of it."""
+    return None if padding is None else padding[:, ::2, ::2]
+
+
 def map_heads(x: Tensor, num_heads: int) -> list[Tensor]:
     """Map (B, C, H, W) -> each head's (B, C / num_heads, N), views of a channels-last map."""
     return [head.flatten(2) for head in x.chunk(num_heads, dim=1)]
@@ -179,9 +189,9 @@ class Bottleneck(nn.Module):
         self.project = nn.Sequential(*pointwise_bn(expansion, out_channels))
         self.shortcut = in_channels == out_channels
 
-    def forward(self, x: Tensor, token: Tensor) -> Tensor:
-        """x (B, C_in, H, W), token (B, d) -> (B, C_out, H, W)."""
-        y = self.act1(self.expand(x), token)
+    def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
+        """x (B, C_in, H, W), token (B, d), padding (B, H, W) -> (B, C_out, H, W)."""
+        y = blank(self.act1(self.expand(x), token), padding)
         y = self.act2(self.depthwise(y), token)
         y = self.project(y)
         return x + y if self.shortcut else y
@@ -202,9 +212,9 @@ class DownBottleneck(nn.Module):
         self.act2 = DynamicReLU(4 * out_channels, token_dim)
         self.project2 = nn.Sequential(*pointwise_bn(4 * out_channels, out_channels))
 
-    def forward(self, x: Tensor, token: Tensor) -> Tensor:
-        """x (B, C_in, H, W), token (B, d) -> (B, C_out, H/2, W/2)."""
-        y = self.project1(self.act1(self.expand1(x), token))
+    def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
+        """x (B, C_in, H, W), token (B, d), padding (B, H/2, W/2) -> (B, C_out, H/2, W/2)."""
+        y = blank(self.project1(self.act1(self.expand1(x), token)), padding)
         return y + self.project2(self.act2(self.expand2(y), token))
 
 
@@ -219,12 +229,16 @@ class MobileToFormer(nn.Module):
         self.out = nn.Linear(channels, token_dim)
         self.norm = nn.LayerNorm(token_dim)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """x (B, C, H, W), tokens (B, T, d) -> tokens (B, T, d)."""
+    def forward(self, x: Tensor, tokens: Tensor, padding: Tensor | None = None) -> Tensor:
+        """x (B, C, H, W), tokens (B, T, d), padding (B, H, W), which is not read -> tokens (B, T, d)."""
+        hidden = None if padding is None else padding.flatten(1)[:, None]  # (B, 1, N)
         query = self.query(tokens) * (x.shape[1] // self.num_heads) ** -0.5
         reads = []
         for q, pixels in zip(query.chunk(self.num_heads, dim=2), map_heads(x, self.num_heads), strict=True):
-            weights = (q @ pixels).softmax(dim=2)  # (B, T, N), over positions
+            logits = q @ pixels  # (B, T, N)
+            if hidden is not None:
+                logits = logits.masked_fill(hidden, float("-inf"))
+            weights = logits.softmax(dim=2)  # over positions
             reads.append(weights @ pixels.mT)  # (B, T, C / heads)
         read = torch.cat(reads, dim=2) * (2 * F.hardsigmoid(self.gate(tokens)))
         return self.norm(tokens + self.out(read))
@@ -281,6 +295,8 @@ class FormerToMobile(nn.Module):
 class LiteBlock(nn.Module):
     """Stage 0: depthwise 3x3 to twice the channels, ReLU6, 1x1 back, shortcut. The tokens pass untouched."""
 
+    stride = 1
+
     def __init__(self, channels: int):
         super().__init__()
         self.layers = nn.Sequential(
@@ -289,27 +305,29 @@ class LiteBlock(nn.Module):
             *pointwise_bn(2 * channels, channels),
         )
 
-    def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, C, H, W), tokens (B, T, d) -> the same shapes."""
-        return x + self.layers(x), tokens
+    def forward(self, x: Tensor, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, C, H, W), tokens (B, T, d), padding (B, H, W) -> map and tokens of the same shapes."""
+        return blank(x + self.layers(x), padding), tokens
 
 
 class MobileFormerBlock(nn.Module):
-    """Mobile->Former, Former, Mobile, Former->Mobile, in this order."""
+    """Mobile->Former, Former, Mobile, Former->Mobile, in this order. Maps are zero in the padding before and after."""
 
     def __init__(self, in_channels: int, expansion: int, out_channels: int, stride: int, token_dim: int):
         super().__init__()
         mobile = DownBottleneck if stride == 2 else Bottleneck
+        self.stride = stride
         self.mobile_to_former = MobileToFormer(in_channels, token_dim)
         self.former = Former(token_dim)
         self.mobile = mobile(in_channels, expansion, out_channels, token_dim)
         self.former_to_mobile = FormerToMobile(out_channels, token_dim)
 
-    def forward(self, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """x (B, C_in, H, W), tokens (B, T, d) -> map (B, C_out, H/stride, W/stride), tokens (B, T, d)."""
-        tokens = self.former(self.mobile_to_former(x, tokens))
-        x = self.mobile(x, tokens[:, 0])
-        return self.former_to_mobile(x, tokens), tokens
+    def forward(self, x: Tensor, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x (B, C_in, H, W), tokens (B, T, d), padding (B, H, W) -> map (B, C_out, H/stride, W/stride), tokens."""
+        tokens = self.former(self.mobile_to_former(x, tokens, padding))
+        padding = halve(padding) if self.stride == 2 else padding
+        x = self.mobile(x, tokens[:, 0], padding)
+        return blank(self.former_to_mobile(x, tokens), padding), tokens
 
 
 class MobileFormer(nn.Module):
@@ -406,16 +424,21 @@ class MobileFormer(nn.Module):
         stop_early: bool = False,
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
+        padding: Tensor | None = None,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """Maps at strides 2, 4, 8, 16 (the last one after the tail), in timm's convention.
 
         indices: the last n, a selection, or all (None). Returns the list, or (final map, list) unless
-        `intermediates_only`. `norm` changes nothing: the encoder has no final norm to apply to a map."""
+        `intermediates_only`. `norm` changes nothing: the encoder has no final norm to apply to a map.
+
+        padding: (B, H, W) bool, True right of and below pictures smaller than the batch's. With it each picture's
+        part of the maps is what the picture alone would give, whatever the padding holds; the rest is zero."""
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
         take, last = feature_take_indices(len(self.feature_info), indices)
         intermediates = []
-        for i, (final, _) in enumerate(self._stage_maps(x, last + 1 if stop_early else len(self.stages))):
+        stages = last + 1 if stop_early else len(self.stages)
+        for i, (final, _) in enumerate(self._stage_maps(x, stages, padding)):
             if i in take:
                 intermediates.append(final)
         return intermediates if intermediates_only else (final, intermediates)
@@ -457,7 +480,9 @@ class MobileFormer(nn.Module):
         """Image -> logits (B, num_classes); features (B, out_channels + d) without head; map without pool."""
         return self.forward_head(*self.forward_map_and_tokens(x))
 
-    def _stage_maps(self, x: Tensor, num_stages: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _stage_maps(
+        self, x: Tensor, num_stages: int, padding: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Map and tokens after each of the first `num_stages` stages, the tail being part of the last."""
         height, width = x.shape[-2:]
         if self.strict_img_size and (height % STRIDE or width % STRIDE):
@@ -465,23 +490,27 @@ class MobileFormer(nn.Module):
                 f"image size: got {height}x{width}, expected a height and a width divisible by {STRIDE}; "
                 "resize, crop or pad the image"
             )
-        x = self.stem(x)
+        padding, inside = halve(padding), blank(x, padding)
+        x = blank(self.stem(inside), padding)
         tokens = self.tokens.expand(x.shape[0], -1, -1)
         for i, stage in enumerate(self.stages[:num_stages]):
             for block in stage:
-                x, tokens = self._run_block(block, x, tokens)
+                x, tokens = self._run_block(block, x, tokens, padding)
+                padding = halve(padding) if block.stride == 2 else padding
             if i == len(self.feature_info) - 1:
-                x = self.tail(x)
+                x = blank(self.tail(x), padding)
             yield x, tokens
 
-    def _run_block(self, block: nn.Module, x: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def _run_block(
+        self, block: nn.Module, x: Tensor, tokens: Tensor, padding: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
-            return block(x, tokens)
+            return block(x, tokens, padding)
         if torch.compiler.is_compiling():
             # A compiled graph updates the statistics once, whatever it recomputes.
-            return checkpoint(block, x, tokens, use_reentrant=False)
+            return checkpoint(block, x, tokens, padding, use_reentrant=False)
         contexts = (nullcontext(), _FrozenStatistics(block))
-        return checkpoint(block, x, tokens, use_reentrant=False, context_fn=lambda: contexts)
+        return checkpoint(block, x, tokens, padding, use_reentrant=False, context_fn=lambda: contexts)
 
 
 class _FrozenStatistics(AbstractContextManager):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import timm
 from torch import Tensor, nn
 
+from finola.encoder import MobileFormer, blank
 from finola.errors import FinolaError, WeightsError
 from finola.model import ImageModel, ModelConfig, check_encoder_name
 
@@ -90,10 +91,14 @@ class Detector(ImageModel):
         self.config = replace(self.config, num_classes=num_classes, classes=classes, category_ids=category_ids)
         self.reset_outputs()
 
-    def maps(self, images: Tensor) -> dict[int, Tensor]:
-        """Images (B, 3, H, W), sides multiples of 32 -> stride -> map (B, C, H / stride, W / stride)."""
+    def maps(self, images: Tensor, padding: Tensor | None) -> dict[int, Tensor]:
+        """Images (B, 3, H, W), sides multiples of 32, their padding -> stride -> map (B, C, H / stride, W / stride).
+
+        A Mobile-Former does not see the padding; another encoder sees zeros there."""
         indices = [list(self.channels).index(stride) for stride in self.strides]
-        maps = self.encoder.forward_intermediates(self.normalise(images), indices=indices, intermediates_only=True)
+        hidden = {"padding": padding} if isinstance(self.encoder, MobileFormer) else {}
+        x = blank(self.normalise(images), padding)
+        maps = self.encoder.forward_intermediates(x, indices=indices, intermediates_only=True, **hidden)
         return dict(zip(self.strides, maps, strict=True))
 
     def no_weight_decay(self) -> set[str]:

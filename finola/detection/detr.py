@@ -68,7 +68,7 @@ class Detr(Detector):
     def forward(self, images: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images and their padding (see `finola.detection.detector`) -> logits (L, B, N, K + 1) and boxes
         (L, B, N, 4), after each of the head's L blocks; in evaluation, or without `aux_loss`, after the last alone."""
-        queries = self.head(self.maps(images), padding)
+        queries = self.head(self.maps(images, padding), padding)
         if not (self.training and self.config.aux_loss):
             queries = queries[-1:]
         return self.outputs(torch.stack(queries))

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from finola.encoder import DynamicReLU, depthwise_bn, pointwise_bn
+from finola.encoder import DynamicReLU, blank, depthwise_bn, pointwise_bn
 from finola.errors import FinolaError
 
 DIM = 256  # channels of queries and maps
@@ -91,17 +91,22 @@ class Tokens(NamedTuple):
         return self._replace(values=values)
 
 
-def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
-    """Map (B, D, h, w), padding (B, H, W) or None -> its positions.
+def padding_of_map(padding: Tensor, size: tuple[int, int]) -> Tensor:
+    """Padding (B, H, W) of the pictures -> (B, h, w), that of a map of this size.
 
     A position is padding if the pixel it is centred on is: with strided 3x3 convolutions that is the first of its
     cell, so that every picture keeps a position, however small it is."""
+    return F.interpolate(padding[:, None].float(), size, mode="nearest")[:, 0].bool()
+
+
+def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
+    """Map (B, D, h, w), padding (B, H, W) of the pictures or None -> its positions."""
     height, width = size = x.shape[-2:]
     if padding is None:
         visible = None
         rows, columns = (torch.full((1,), length, device=x.device) for length in size)
     else:
-        inside = ~F.interpolate(padding[:, None].float(), size, mode="nearest")[:, 0].bool()  # (B, h, w)
+        inside = ~padding_of_map(padding, size)
         visible = inside.flatten(1)[:, None, None]
         rows, columns = inside.any(2).sum(1), inside.any(1).sum(1)
     position = torch.cat([
@@ -112,8 +117,9 @@ def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
 
 
 def tokens_map(x: Tokens) -> Tensor:
-    """The positions of a map -> the map (B, D, h, w), channels-last."""
-    return x.values.mT.unflatten(2, x.size)
+    """The positions of a map -> the map (B, D, h, w), channels-last, zero in the padding."""
+    values = x.values if x.visible is None else x.values.masked_fill(~x.visible[:, 0].mT, 0)
+    return values.mT.unflatten(2, x.size)
 
 
 def _waves(length: int, extent: Tensor) -> Tensor:
@@ -271,6 +277,18 @@ class Blocks(nn.ModuleList):
         return outputs, tokens_map(pixels)
 
 
+def enlarge(x: Tensor, size: tuple[int, int], padding: Tensor | None) -> Tensor:
+    """Map (B, D, h, w), zero in the padding -> (B, D, *size), bilinear and zero there too.
+
+    Only the picture is averaged: beside the padding as beside the map's own border."""
+    y = F.interpolate(x, size, mode="bilinear")
+    if padding is None:
+        return y
+    inside = ~padding_of_map(padding, x.shape[-2:])
+    share = F.interpolate(inside[:, None].to(x.dtype), size, mode="bilinear")  # of what was averaged: 9/16 or more
+    return blank(y / share.clamp_min(0.5), padding_of_map(padding, size))
+
+
 class UpConv(nn.Module):
     """A coarse map brought to a finer one's size and added to it: bilinear, depthwise 3x3, 1x1; lateral 1x1."""
 
@@ -279,10 +297,9 @@ class UpConv(nn.Module):
         self.conv = nn.Sequential(*depthwise_bn(DIM, DIM), *pointwise_bn(DIM, DIM))
         self.lateral = nn.Sequential(*pointwise_bn(channels, DIM))
 
-    def forward(self, x: Tensor, fine: Tensor) -> Tensor:
-        """x (B, D, h, w), fine (B, channels, h', w') -> (B, D, h', w')."""
-        x = F.interpolate(x, size=fine.shape[-2:], mode="bilinear")
-        return self.conv(x) + self.lateral(fine)
+    def forward(self, x: Tensor, fine: Tensor, padding: Tensor | None = None) -> Tensor:
+        """x (B, D, h, w), fine (B, channels, h', w'), padding (B, H, W) of the pictures -> (B, D, h', w')."""
+        return self.conv(enlarge(x, fine.shape[-2:], padding)) + self.lateral(fine)
 
 
 class MFDec(nn.Module):
@@ -319,8 +336,8 @@ class MFDec(nn.Module):
         each block, the last one final."""
         queries = Tokens(self.query_content.expand(len(maps[16]), -1, -1), self.query_position)
         at32, x = self.blocks32(queries, self.down(maps[16]), padding)
-        at16, x = self.blocks16(at32[-1], self.up16(x, maps[16]), padding)
-        at8, _ = self.blocks8(at16[-1], self.up8(x, maps[8]), padding)
+        at16, x = self.blocks16(at32[-1], self.up16(x, maps[16], padding), padding)
+        at8, _ = self.blocks8(at16[-1], self.up8(x, maps[8], padding), padding)
         return [queries.values for queries in at32 + at16 + at8]
 
 

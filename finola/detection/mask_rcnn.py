@@ -110,7 +110,9 @@ class RoiPool(MultiScaleRoIAlign):
 
 
 class MaskRcnn(Detector):
-    """Pictures -> objects with masks, through proposals. `sizes` keep these out of the padding, which is not masked."""
+    """Pictures -> objects with masks, through proposals. `sizes` keep these out of the padding.
+
+    The encoder does not see the padding; the convolutions after it do, as in torchvision, a few positions deep."""
 
     strides = (4, 8, 16)
 
@@ -142,7 +144,7 @@ class MaskRcnn(Detector):
         """Parts "objectness" and "rpn_box_reg" of the proposals, "classifier", "box_reg" and "mask" of the objects.
 
         In training mode; `targets` with `masks` (n, h, w) in {0, 1}, of the picture's size without padding."""
-        pictures, maps = self._pyramid(images, sizes)
+        pictures, maps = self._pyramid(images, padding, sizes)
         targets = [target | {"labels": target["labels"] + 1} for target in targets]
         proposals, rpn_losses = self.rpn(pictures, maps, targets)
         _, losses = self.roi_heads(maps, proposals, pictures.image_sizes, targets)
@@ -152,7 +154,7 @@ class MaskRcnn(Detector):
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
         """For each picture `boxes` (n, 4), `scores`, `labels` (n,) and `masks` (n, height, width) bool of the
         original's size, n at most `detections`. In evaluation mode."""
-        pictures, maps = self._pyramid(images, sizes)
+        pictures, maps = self._pyramid(images, padding, sizes)
         proposals, _ = self.rpn(pictures, maps)
         found, _ = self.roi_heads(maps, proposals, pictures.image_sizes)
         return [_in_original(objects, size, original)
@@ -163,9 +165,9 @@ class MaskRcnn(Detector):
         self.roi_heads.box_predictor = _box_predictor(self.config).to(device)
         self.roi_heads.mask_predictor = _mask_predictor(self.config).to(device)
 
-    def _pyramid(self, images: Tensor, sizes: Tensor) -> tuple[ImageList, dict[str, Tensor]]:
+    def _pyramid(self, images: Tensor, padding: Tensor | None, sizes: Tensor) -> tuple[ImageList, dict[str, Tensor]]:
         """What torchvision's parts take: the pictures with their sizes, and the maps."""
-        return ImageList(images, [tuple(size) for size in sizes.tolist()]), self.pyramid(self.maps(images))
+        return ImageList(images, [tuple(size) for size in sizes.tolist()]), self.pyramid(self.maps(images, padding))
 
 
 def _box_predictor(config: MaskRcnnConfig) -> nn.Module:

@@ -145,7 +145,8 @@ class _TwoSlopes(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, low: Tensor, rise: Tensor) -> Tensor:
         ctx.save_for_backward(x, low, rise)
-        return x.relu().mul_(rise).addcmul_(x, low)
+        # not addcmul_: torch 2.11 compiles an output that was written in place without its gradients
+        return torch.addcmul(x.relu().mul_(rise), x, low)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:

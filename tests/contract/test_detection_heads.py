@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finola.detection.heads import BLOCKS, HEADS, Tokens, create_head, map_tokens, tokens_map
+from finola.detection.heads import BLOCKS, HEADS, Tokens, create_head, enlarge, map_tokens, tokens_map
 from finola.errors import FinolaError
 
 CHANNELS = {8: 12, 16: 16, 32: 24}
@@ -165,16 +165,26 @@ def test_a_block_sees_a_padded_map_as_it_sees_it_alone():
     torch.testing.assert_close(tokens_map(got_map)[:, :, :2, :3], tokens_map(expected_map), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-def test_what_lies_in_the_padding_beyond_the_reach_of_convolutions_has_no_influence(name):
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("size", [(64, 96), (33, 81)])
+def test_a_padded_picture_gives_the_queries_it_gives_alone(name, size):
+    """Maps are zero in the padding, as the encoders leave them. A picture alone is padded to multiples of 32."""
     head = make(name)
-    maps = maps_of(head, batch=1, size=(64, 512))
-    junk = {stride: x.clone() for stride, x in maps.items()}
-    for stride, x in junk.items():
-        x[..., 320 // stride :] = 9
-    padding = padding_of([(64, 64)], 64, 512)
-    assert torch.equal(head(maps, padding)[-1], head(junk, padding)[-1])
-    assert not torch.allclose(head(maps)[-1], head(junk)[-1], atol=1e-2)
+    near, far = (maps_of(head, batch=1, size=canvas) for canvas in ((64, 96), (128, 160)))
+    for stride, x in near.items():
+        rows, columns = (-(-length // stride) for length in size)
+        x[:, :, rows:], x[:, :, :, columns:] = 0, 0
+        far[stride].zero_()[:, :, :rows, :columns] = x[:, :, :rows, :columns]
+    alone, together = head(near, padding_of([size], 64, 96)), head(far, padding_of([size], 128, 160))
+    torch.testing.assert_close(together[-1], alone[-1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_map_ends_at_its_padding_as_at_its_border():
+    x = torch.randn(1, 256, 3, 4)
+    x[:, :, 2:], x[:, :, :, 3:] = 0, 0
+    larger = enlarge(x, (6, 8), padding_of([(8, 12)], 12, 16))
+    torch.testing.assert_close(larger[:, :, :4, :6], enlarge(x[:, :, :2, :3], (4, 6), None))
+    assert not larger[:, :, 4:].any() and not larger[:, :, :, 6:].any()
 
 
 def test_the_smallest_picture_keeps_a_position():

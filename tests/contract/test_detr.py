@@ -175,10 +175,23 @@ def test_the_other_pictures_of_a_batch_do_not_matter(head, images, padding):
         torch.testing.assert_close(both[:, 1:], one, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("head", ["mf_dec_211", "mf_dec_522"])
+def test_a_mobile_former_does_not_see_the_padding(head):
+    model = tiny(head).eval()
+    generator = torch.Generator().manual_seed(0)
+    picture, room = torch.zeros(1, 3, 64, 96), torch.rand(1, 3, 96, 128, generator=generator)
+    picture[:, :, :50, :70] = room[:, :, :50, :70]
+    size = torch.tensor([[50, 70]])
+    alone, beside = model(picture, padding_of(size, 64, 96)), model(room, padding_of(size, 96, 128))
+    unmarked = model(room)
+    for one, same, other in zip(alone, beside, unmarked, strict=True):
+        torch.testing.assert_close(one, same, atol=1e-5, rtol=1e-4)
+        assert (one - other).abs().max() > 1e-3
+
+
 def test_the_transformer_does_not_see_the_padding():
     """The blocks of a new ResNet are the identity, so that nothing from beside a picture comes into its map: with and
-    without padding the head finds the same. (Trained convolutions reach across, and a Mobile-Former's tokens read the
-    whole map.)"""
+    without padding the head finds the same. (Trained convolutions reach across.)"""
     model = tiny("transformer").eval()
     picture = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     room = torch.zeros(1, 3, 96, 128)

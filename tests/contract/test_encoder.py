@@ -290,6 +290,50 @@ def test_images_of_a_batch_do_not_mix_in_eval():
     torch.testing.assert_close(encoder(x)[1:2], encoder(x[1:2]))
 
 
+def padded_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A picture of 75x101, the same in a batch of 128x160 with noise around it, and that batch's padding."""
+    picture, batch = image(1, 75, 101), image(2, 128, 160)
+    batch[:1, :, :75, :101] = picture
+    padding = torch.zeros(2, 128, 160, dtype=torch.bool)
+    padding[0, 75:], padding[0, :, 101:] = True, True
+    return picture, batch, padding
+
+
+def settled(encoder: nn.Module) -> nn.Module:
+    """For evaluation, with BatchNorms that turn zeros into other numbers."""
+    for norm in encoder.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.running_mean, std=0.1)
+            nn.init.normal_(norm.bias, std=0.1)
+    return encoder.eval()
+
+
+def test_a_padded_picture_gives_the_maps_it_gives_alone():
+    encoder = settled(small(num_classes=0, strict_img_size=False)).double()
+    picture, batch, padding = padded_batch()
+    alone = encoder.forward_intermediates(picture.double(), intermediates_only=True)
+    together = encoder.forward_intermediates(batch.double(), intermediates_only=True, padding=padding)
+    blind = encoder.forward_intermediates(batch.double(), intermediates_only=True)
+    for one, both, mixed in zip(alone, together, blind, strict=True):
+        height, width = one.shape[-2:]
+        torch.testing.assert_close(both[:1, :, :height, :width], one)
+        assert not both[0, :, height:].any() and not both[0, :, :, width:].any()
+        torch.testing.assert_close(both[1], mixed[1])
+        assert (mixed[:1, :, :height, :width] - one).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_no_gradient_comes_from_the_padding(checkpointing):
+    encoder = settled(small(num_classes=0))
+    encoder.set_grad_checkpointing(checkpointing)
+    _, batch, padding = padded_batch()
+    batch.requires_grad_()
+    maps = encoder.forward_intermediates(batch, intermediates_only=True, padding=padding)
+    sum(x.square().sum() for x in maps).backward()
+    reached = batch.grad.abs().sum(1) > 0
+    assert not reached[padding].any() and reached[~padding].float().mean() > 0.99
+
+
 def test_bf16_autocast_is_finite_and_near_fp32():
     encoder, x = small(num_classes=0), image()
     expected = encoder(x)

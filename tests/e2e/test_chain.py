@@ -53,7 +53,7 @@ def chain(tmp_path_factory, one_thread):
         ("probe", "lin_w720", "masked_e_w720", ["--data.image_size", "64", "--data.resident_size", "64",
                                                 "--data.augment", "false", "--optim.epochs", "10",
                                                 "--optim.base_lr", "5"]),
-        ("probe", "tran1_w720", "masked_e_w720", ["--data.image_size", "64", "--optim.epochs", "4",
+        ("probe", "tran1_w720", "masked_e_w720", ["--data.image_size", "64", "--optim.epochs", "8",
                                                   "--optim.base_lr", "0.05"]),
         ("finetune", "tran1_ft_w720", "tran1_w720", ["--data.image_size", "64", "--optim.epochs", "3",
                                                      "--optim.base_lr", "0.01"]),

@@ -118,7 +118,7 @@ def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
 
 def tokens_map(x: Tokens) -> Tensor:
     """The positions of a map -> the map (B, D, h, w), channels-last, zero in the padding."""
-    values = x.values if x.visible is None else x.values.masked_fill(~x.visible[:, 0].mT, 0)
+    values = x.values if x.visible is None else x.values * x.visible[:, 0].mT.to(x.values.dtype)
     return values.mT.unflatten(2, x.size)
 
 

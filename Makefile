@@ -3,13 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-lowest lint bench clean
 
 demo: $(VENV)/.installed  ## reconstruct a few pictures with the shipped weights
 	$(BIN)/finola demo
 
 test: $(VENV)/.installed-dev  ## the test suite but for the tests marked slow
 	$(BIN)/python -m pytest -m "not slow"
+
+test-lowest:  ## the same with the oldest packages that pyproject.toml allows
+	$(PYTHON) -m venv $(VENV)-lowest
+	$(VENV)-lowest/bin/python -m pip install --quiet -c lowest.txt -e '.[train,dev]'
+	$(VENV)-lowest/bin/python -m pytest -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -29,4 +34,4 @@ $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/.installed
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-lowest

@@ -125,17 +125,16 @@ def detection() -> str:
     names = {"detr": "DETR, MF-Dec-211, W720", "mask_rcnn": "Mask R-CNN, W720"}
     lines = ["## Detection", "",
              "coco128's 128 pictures, trained on until they are fitted and scored on the same pictures: a check that "
-             "the pipeline learns, no measure of quality. COCO's average precision in %, in batches as in training and "
-             "one picture at a time.", "",
-             "| model | recipe | epochs | box AP | mask AP | alone: box AP | mask AP | hours |",
+             "the pipeline learns, no measure of quality. COCO's average precision in %, in training's validation, in "
+             "batches and bf16, and by `finola detect eval`, one picture at a time in fp32.", "",
+             "| model | recipe | epochs | box AP | mask AP | eval: box AP | mask AP | hours |",
              "|---|---|---|---|---|---|---|---|"]
     for key, name in names.items():
         run, scores = read(f"detection/{key}/result.json"), read(f"detection/{key}/scores.json")
         masks = (f"{run['val_mask_ap']:.1f}", f"{100 * scores['mask_ap']:.1f}") if "mask_ap" in scores else ("-", "-")
         lines.append(f"| {name} | {run['recipe']} | {run['history'][-1]['epoch'] + 1} | {run['val_box_ap']:.1f} "
                      f"| {masks[0]} | {100 * scores['box_ap']:.1f} | {masks[1]} | {run['seconds'] / 3600:.1f} |")
-    lines += ["", f"`finola detect train`, `finola detect eval`; {made_by(run)}. Other work ran on the same cores. "
-              "Mask R-CNN ran for 100 epochs of a schedule of 100 and was then resumed with one of 150."]
+    lines += ["", f"`finola detect train`, `finola detect eval`; {made_by(run)}. Other work ran on the same cores."]
     for key, name in names.items():
         lines += ["", f"![{name}: found objects](../results/detection/{key}/panel.png)", "",
                   f"![{name}: curve](../results/detection/{key}/curve.png)"]

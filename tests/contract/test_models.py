@@ -319,3 +319,16 @@ def test_unknown_names_and_options_give_near_ones():
         create_model("finola_mfw720_c768_r9")
     with pytest.raises(FinolaError, match="unknown option 'embeding_dim'; did you mean embed_dim"):
         model_config("finola_mfw720_c768_r8", embeding_dim=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["layer", "batch", "none"])
+def test_a_compiled_autoencoder_has_the_same_gradients(norm):
+    plain, compiled = (tiny(norm=norm).double() for _ in range(2))
+    compiled.load_state_dict(plain.state_dict())
+    compiled.compile(backend="aot_eager")
+    x = images(plain).double()
+    for model in (plain, compiled):
+        model(x).square().mean().backward()
+    for (name, p), q in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")

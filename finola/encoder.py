@@ -435,7 +435,8 @@ class MobileFormer(nn.Module):
         `intermediates_only`. `norm` changes nothing: the encoder has no final norm to apply to a map.
 
         padding: (B, H, W) bool, True right of and below pictures smaller than the batch's. With it each picture's
-        part of the maps is what the picture alone would give, whatever the padding holds; the rest is zero."""
+        part of the maps is what the picture alone would give, whatever finite numbers the padding holds; the rest is
+        zero."""
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
         take, last = feature_take_indices(len(self.feature_info), indices)

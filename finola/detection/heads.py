@@ -332,8 +332,8 @@ class MFDec(nn.Module):
         return {"query_content", "query_position"}
 
     def forward(self, maps: dict[int, Tensor], padding: Tensor | None = None) -> list[Tensor]:
-        """Maps at strides 8 and 16, padding (B, H, W) of the encoder's input -> the queries (B, num_queries, D) after
-        each block, the last one final."""
+        """Maps at strides 8 and 16, zero in the padding (B, H, W) of the encoder's input -> the queries
+        (B, num_queries, D) after each block, the last one final."""
         queries = Tokens(self.query_content.expand(len(maps[16]), -1, -1), self.query_position)
         at32, x = self.blocks32(queries, self.down(maps[16]), padding)
         at16, x = self.blocks16(at32[-1], self.up16(x, maps[16], padding), padding)

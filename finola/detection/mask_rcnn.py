@@ -112,7 +112,7 @@ class RoiPool(MultiScaleRoIAlign):
 class MaskRcnn(Detector):
     """Pictures -> objects with masks, through proposals. `sizes` keep these out of the padding.
 
-    The encoder does not see the padding; the convolutions after it do, as in torchvision, a few positions deep."""
+    The convolutions after the encoder see the padding, as in torchvision, a few positions deep."""
 
     strides = (4, 8, 16)
 

@@ -124,7 +124,7 @@ def detection() -> str:
     """The two runs that fit coco128, and the detectors' speed."""
     names = {"detr": "DETR, MF-Dec-211, W720", "mask_rcnn": "Mask R-CNN, W720"}
     lines = ["## Detection", "",
-             "coco128's 128 pictures, trained on until they are fitted and scored on the same pictures: a check that "
+             "coco128's 128 pictures, trained on for an hour and a half and scored on the same pictures: a check that "
              "the pipeline learns, no measure of quality. COCO's average precision in %, in training's validation, in "
              "batches and bf16, and by `finola detect eval`, one picture at a time in fp32.", "",
              "| model | recipe | epochs | box AP | mask AP | eval: box AP | mask AP | hours |",

@@ -308,8 +308,6 @@ class FormerToMobile(nn.Module):
 class LiteBlock(nn.Module):
     """Stage 0: depthwise 3x3 to twice the channels, ReLU6, 1x1 back, shortcut. The tokens pass untouched."""
 
-    stride = 1
-
     def __init__(self, channels: int):
         super().__init__()
         self.layers = nn.Sequential(
@@ -318,9 +316,11 @@ class LiteBlock(nn.Module):
             *pointwise_bn(2 * channels, channels),
         )
 
-    def forward(self, x: Tensor, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, C, H, W), tokens (B, T, d), padding (B, H, W) -> map and tokens of the same shapes."""
-        return blank_(x + self.layers(x), padding), tokens
+    def forward(
+        self, x: Tensor, tokens: Tensor, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x (B, C, H, W), tokens (B, T, d), padding (B, H, W) -> the same shapes."""
+        return blank_(x + self.layers(x), padding), tokens, padding
 
 
 class MobileFormerBlock(nn.Module):
@@ -335,12 +335,15 @@ class MobileFormerBlock(nn.Module):
         self.mobile = mobile(in_channels, expansion, out_channels, token_dim)
         self.former_to_mobile = FormerToMobile(out_channels, token_dim)
 
-    def forward(self, x: Tensor, tokens: Tensor, padding: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x (B, C_in, H, W), tokens (B, T, d), padding (B, H, W) -> map (B, C_out, H/stride, W/stride), tokens."""
+    def forward(
+        self, x: Tensor, tokens: Tensor, padding: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x (B, C_in, H, W), tokens (B, T, d), padding (B, H, W) -> map (B, C_out, H/stride, W/stride), tokens, and
+        the map's padding."""
         tokens = self.former(self.mobile_to_former(x, tokens, padding))
         padding = halve(padding) if self.stride == 2 else padding
         x = self.mobile(x, tokens[:, 0], padding)
-        return blank_(self.former_to_mobile(x, tokens), padding), tokens
+        return blank_(self.former_to_mobile(x, tokens), padding), tokens, padding
 
 
 class MobileFormer(nn.Module):
@@ -504,20 +507,20 @@ class MobileFormer(nn.Module):
                 f"image size: got {height}x{width}, expected a height and a width divisible by {STRIDE}; "
                 "resize, crop or pad the image"
             )
-        padding, inside = halve(padding), blank(x, padding)
-        x = blank(self.stem(inside), padding)
+        x = self.stem(blank(x, padding))
+        padding = halve(padding)
+        x = blank(x, padding)
         tokens = self.tokens.expand(x.shape[0], -1, -1)
         for i, stage in enumerate(self.stages[:num_stages]):
             for block in stage:
-                x, tokens = self._run_block(block, x, tokens, padding)
-                padding = halve(padding) if block.stride == 2 else padding
+                x, tokens, padding = self._run_block(block, x, tokens, padding)
             if i == len(self.feature_info) - 1:
                 x = blank(self.tail(x), padding)
             yield x, tokens
 
     def _run_block(
         self, block: nn.Module, x: Tensor, tokens: Tensor, padding: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
             return block(x, tokens, padding)
         if torch.compiler.is_compiling():

@@ -1,4 +1,4 @@
-"""Training runs small enough for a test: the smallest encoder, 32-px images, 16 numbers in q."""
+"""Training runs small enough for a test (the smallest encoder, 32-px images, 16 numbers in q), and comparisons."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 RECIPE = """
 model: {name: finola_mfw720_c768_r8, start: random, pool_heads: 2, embed_dim: 16, map_size: 8,
@@ -46,3 +47,10 @@ def unequal(a, b, path: str = "") -> list[str]:
         pairs = enumerate(zip(a, b, strict=True))
         return [spot for i, pair in pairs for spot in unequal(*pair, f"{path}[{i}]")]
     return [] if a == b else [path]
+
+
+def assert_same_gradients_and_buffers(a: nn.Module, b: nn.Module) -> None:
+    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
+        torch.testing.assert_close(p, q, msg=lambda text, name=name: f"{name}: {text}")

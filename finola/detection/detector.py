@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import partial
 
 import timm
 from torch import Tensor, nn
@@ -96,9 +97,9 @@ class Detector(ImageModel):
 
         A Mobile-Former does not see the padding; another encoder sees zeros there."""
         indices = [list(self.channels).index(stride) for stride in self.strides]
-        hidden = {"padding": padding} if isinstance(self.encoder, MobileFormer) else {}
-        x = blank(self.normalise(images), padding)
-        maps = self.encoder.forward_intermediates(x, indices=indices, intermediates_only=True, **hidden)
+        encode = partial(self.encoder.forward_intermediates, indices=indices, intermediates_only=True)
+        x = self.normalise(images)
+        maps = encode(x, padding=padding) if isinstance(self.encoder, MobileFormer) else encode(blank(x, padding))
         return dict(zip(self.strides, maps, strict=True))
 
     def no_weight_decay(self) -> set[str]:

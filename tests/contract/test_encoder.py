@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from timm.models import group_parameters
 from torch import nn
+from training import assert_same_gradients_and_buffers
 
 from finola.encoder import (
     CONFIGS,
@@ -200,13 +201,6 @@ def test_every_parameter_gets_a_gradient(kwargs):
     encoder = small(**kwargs)
     encoder(image()).square().sum().backward()
     assert [n for n, p in encoder.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-def assert_same_gradients_and_buffers(a: nn.Module, b: nn.Module) -> None:
-    for (name, p), q in zip(a.named_parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
-    for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
-        torch.testing.assert_close(p, q, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_gradient_checkpointing_changes_nothing():

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from training import assert_same_gradients_and_buffers
 
 from finola import AutoencoderConfig, FinolaAutoencoder, FinolaError, create_model, list_models
 from finola.decoder import ConvDecoder
@@ -330,5 +331,4 @@ def test_a_compiled_autoencoder_has_the_same_gradients(norm):
     x = images(plain).double()
     for model in (plain, compiled):
         model(x).square().mean().backward()
-    for (name, p), q in zip(plain.named_parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
+    assert_same_gradients_and_buffers(plain, compiled)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from finola.drawing import stack
 from finola.files import atomic_write
-from finola.pictures import stack
-from finola.recipe import load_recipe
+from finola.training.recipe import load_recipe
 
 
 def train(recipe: str, args: argparse.Namespace, overrides: list[str]) -> Path:

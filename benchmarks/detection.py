@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torchvision.models.detection import fasterrcnn_resnet50_fpn
 
 import finola
-from finola.bench import peak_memory, seconds
 from finola.detection.loader import padded, padding_of
+from finola.evaluation.flops import count
+from finola.evaluation.speed import peak_memory, seconds
 from finola.files import atomic_write
-from finola.flops import count
 from finola.provenance import environment
 
 REFERENCE = "fasterrcnn_resnet50_fpn"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from finola.bench import OperatorResult, bench_operator
+from finola.evaluation.speed import OperatorResult, bench_operator
 from finola.files import atomic_write
 from finola.provenance import environment
 

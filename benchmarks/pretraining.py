@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from finola.evaluation.complexity import row
+from finola.factory import create_model
 from finola.files import atomic_write
-from finola.info import row
 from finola.provenance import environment
-from finola.registry import create_model
 
 PEER = "mae_vit_base"
 MODELS = ("masked_finola_b_mfw720", "masked_finola_b_mfw1440", "masked_finola_b_mfw2880", "mae_vit_tiny",

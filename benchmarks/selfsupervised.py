@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from finola.drawing import stack
+from finola.factory import create_model
 from finola.files import atomic_write
-from finola.pictures import stack
-from finola.registry import create_model
 from finola.weights import save_weights
 
 SMALL = ["--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96"]

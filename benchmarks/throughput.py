@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from finola.bench import seconds
 from finola.data import ResidentImages, ResidentLoader, open_data
+from finola.evaluation.speed import seconds
 from finola.files import atomic_write
-from finola.model import FinolaAutoencoder
+from finola.models.autoencoder import FinolaAutoencoder
 from finola.provenance import environment
-from finola.recipe import load_recipe
+from finola.training.recipe import load_recipe
 
 
 def rate(function: Callable[[], None], images: int, device: str, budget: float) -> float:

@@ -1,46 +1,99 @@
 """Images as first-order norm+linear autoregression (FINOLA). The public names, imported on first use."""
 
+from __future__ import annotations
+
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "autoregress": "finola.autoregression",
-    "Finola": "finola.autoregression",
-    "FinolaAutoencoder": "finola.model",
-    "AutoencoderConfig": "finola.model",
-    "MaskedFinola": "finola.masked",
-    "MaskedConfig": "finola.masked",
-    "Classifier": "finola.classifier",
-    "ClassifierConfig": "finola.classifier",
-    "create_model": "finola.registry",
-    "list_models": "finola.registry",
-    "load_weights": "finola.weights",
-    "save_weights": "finola.weights",
-    "psnr": "finola.metrics",
-    "reconstruct": "finola.photographs",
-    "Reconstruction": "finola.photographs",
-    "predict": "finola.classify",
-    "Prediction": "finola.classify",
-    "detect": "finola.detection.predict",
-    "Detr": "finola.detection.detr",
-    "DetrConfig": "finola.detection.detr",
-    "MaskRcnn": "finola.detection.mask_rcnn",
-    "MaskRcnnConfig": "finola.detection.mask_rcnn",
-    "FinolaError": "finola.errors",
-    "DataError": "finola.errors",
-    "RecipeError": "finola.errors",
-    "WeightsError": "finola.errors",
-    "BitstreamError": "finola.errors",
+if TYPE_CHECKING:  # what editors and type checkers see; HOMES below says the same, for first use
+    from finola import autoregression, codec, data, detection, kernels, pde
+    from finola.autoregression import Finola, autoregress
+    from finola.detection.detr import Detr, DetrConfig
+    from finola.detection.mask_rcnn import MaskRcnn, MaskRcnnConfig
+    from finola.detection.predict import detect
+    from finola.errors import BitstreamError, DataError, FinolaError, RecipeError, WeightsError
+    from finola.evaluation.metrics import psnr
+    from finola.factory import create_model
+    from finola.inference.classify import Prediction, predict
+    from finola.inference.reconstruct import Reconstruction, reconstruct
+    from finola.models import decoder, heads, masking
+    from finola.models import mobileformer as encoder
+    from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
+    from finola.models.classifier import Classifier, ClassifierConfig
+    from finola.models.masked import MaskedConfig, MaskedFinola
+    from finola.registry import list_models
+    from finola.weights import load_weights, save_weights
+
+__all__ = [
+    "AutoencoderConfig",
+    "BitstreamError",
+    "Classifier",
+    "ClassifierConfig",
+    "DataError",
+    "Detr",
+    "DetrConfig",
+    "Finola",
+    "FinolaAutoencoder",
+    "FinolaError",
+    "MaskRcnn",
+    "MaskRcnnConfig",
+    "MaskedConfig",
+    "MaskedFinola",
+    "Prediction",
+    "RecipeError",
+    "Reconstruction",
+    "WeightsError",
+    "autoregress",
+    "autoregression",
+    "codec",
+    "create_model",
+    "data",
+    "decoder",
+    "detect",
+    "detection",
+    "encoder",
+    "heads",
+    "kernels",
+    "list_models",
+    "load_weights",
+    "masking",
+    "pde",
+    "predict",
+    "psnr",
+    "reconstruct",
+    "save_weights",
+]
+
+HOMES = {  # name -> the module that has it
+    **dict.fromkeys(("autoregress", "Finola"), "autoregression"),
+    **dict.fromkeys(("FinolaAutoencoder", "AutoencoderConfig"), "models.autoencoder"),
+    **dict.fromkeys(("MaskedFinola", "MaskedConfig"), "models.masked"),
+    **dict.fromkeys(("Classifier", "ClassifierConfig"), "models.classifier"),
+    "create_model": "factory",
+    "list_models": "registry",
+    **dict.fromkeys(("load_weights", "save_weights"), "weights"),
+    "psnr": "evaluation.metrics",
+    **dict.fromkeys(("reconstruct", "Reconstruction"), "inference.reconstruct"),
+    **dict.fromkeys(("predict", "Prediction"), "inference.classify"),
+    "detect": "detection.predict",
+    **dict.fromkeys(("Detr", "DetrConfig"), "detection.detr"),
+    **dict.fromkeys(("MaskRcnn", "MaskRcnnConfig"), "detection.mask_rcnn"),
+    **dict.fromkeys(("FinolaError", "DataError", "RecipeError", "WeightsError", "BitstreamError"), "errors"),
 }
-__all__ = list(_HOMES)
+MODULES = {
+    "autoregression": "autoregression", "codec": "codec", "data": "data", "decoder": "models.decoder",
+    "detection": "detection", "encoder": "models.mobileformer", "heads": "models.heads", "kernels": "kernels",
+    "masking": "models.masking", "pde": "pde",
+}
 
 
-def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    if name in ("encoder", "decoder", "kernels", "data", "masking", "heads", "codec", "detection", "pde"):
-        return import_module(f"finola.{name}")
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(import_module(f"finola.{HOMES[name]}"), name)
+    if name in MODULES:
+        return import_module(f"finola.{MODULES[name]}")
     raise AttributeError(f"module 'finola' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -34,15 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.errors import FinolaError
+from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
 
-DIRECTIONS = ("right", "left", "down", "up")
 PATHS = ("average", "row_first", "column_first")
 NORMS = ("layer", "batch", "none")
 EPS = 1e-5  # q itself is not normalised, so it must stay far below q's variance
-
-Size = tuple[int, int]
-Origin = str | tuple[int, int]
-
 
 def normalise(z: Tensor, eps: float = EPS) -> Tensor:
     """n(z): zero mean and unit (biased) variance over the last dimension, the channels; no affine part."""
@@ -65,41 +61,6 @@ def advance(z: Tensor, matrix: Tensor, steps: int, norm: Callable[[Tensor], Tens
     for _ in range(steps):
         z = step(z, matrix, norm)
     return z
-
-
-def resolve_origin(origin: Origin, size: Size) -> Size:
-    """(y, x) of the position that holds q: a name or a position -> 0-based row and column.
-
-    "center" is (H // 2, W // 2), so that an even map has one step more to the left and up (paper: W/2, H/2).
-    """
-    try:
-        height, width = size
-    except (TypeError, ValueError):
-        height = width = 0
-    if height < 1 or width < 1 or isinstance(height, float) or isinstance(width, float):
-        raise FinolaError(f"size: got {size}, expected a height and a width of at least 1")
-    named = {
-        "center": (height // 2, width // 2),
-        "top_left": (0, 0),
-        "top_right": (0, width - 1),
-        "bottom_left": (height - 1, 0),
-        "bottom_right": (height - 1, width - 1),
-    }
-    if isinstance(origin, str):
-        if origin not in named:
-            raise FinolaError(f"origin: got {origin!r}, expected (y, x) or one of {', '.join(named)}")
-        return named[origin]
-    y, x = origin
-    if not (0 <= y < height and 0 <= x < width):
-        raise FinolaError(f"origin: (y, x) = ({y}, {x}) lies outside the {height}x{width} map")
-    return y, x
-
-
-def direction_steps(size: Size, origin: Size) -> dict[str, int]:
-    """How many steps lead from the origin to the map's edge in each direction, of those that have any."""
-    (height, width), (y, x) = size, origin
-    steps = {"right": width - 1 - x, "left": x, "down": height - 1 - y, "up": y}
-    return {direction: count for direction, count in steps.items() if count}
 
 
 def autoregress(
@@ -162,7 +123,7 @@ def autoregress_lines(
     `weights` and `norms` hold a matrix and a function (..., C) -> (..., C) for each direction in use.
     Returns (B, C, H, W) in q's dtype.
     """
-    z = q.to(_state_dtype(q))
+    z = q.to(state_dtype(q))
     steps = direction_steps(size, origin)
 
     def line(start: Tensor, back: str, forth: str) -> Tensor:
@@ -194,7 +155,7 @@ def autoregress_literal(
     norm: Callable[[Tensor], Tensor] = normalise,
 ) -> Tensor:
     """The recursion as Eq. 1-3 state it, one position after the other: the reference for every other path."""
-    (oy, ox), start = origin, q.to(_state_dtype(q))
+    (oy, ox), start = origin, q.to(state_dtype(q))
 
     @cache
     def row_first(y: int, x: int) -> Tensor:
@@ -289,11 +250,6 @@ class _LineBatchNorm(nn.BatchNorm1d):
 
     def forward(self, z: Tensor) -> Tensor:
         return super().forward(z.reshape(-1, z.shape[-1])).view_as(z)
-
-
-def _state_dtype(q: Tensor) -> torch.dtype:
-    """The precision of z while it grows: up to hundreds of steps follow one another, so fp32 at least."""
-    return torch.promote_types(q.dtype, torch.float32)
 
 
 def _check(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> None:

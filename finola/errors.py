@@ -1,6 +1,11 @@
 """The errors the library raises on bad input. Each message names the file or field, what was got, what was
 expected and what to do next; the command line prints it as one line and exits with `exit_code`."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class FinolaError(ValueError):
     """Base of every error finola raises on bad input."""
@@ -30,3 +35,9 @@ class BitstreamError(FinolaError):
     """A compressed stream that cannot be decoded."""
 
     exit_code = 4
+
+
+def near(word: str, names: Iterable[str], most: int = 3) -> str:
+    """"; did you mean A or B?" for a message about an unknown word, or nothing where no name is like it."""
+    matches = get_close_matches(word, list(names), n=most, cutoff=0.5)
+    return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -25,11 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finola.autoregression import EPS, PATHS, Finola, Origin, autoregress, normalise, resolve_origin
+from finola.autoregression import EPS, PATHS, Finola, autoregress, normalise
 from finola.errors import FinolaError
+from finola.kernels.grid import Origin, resolve_origin
 
 if TYPE_CHECKING:
-    from finola.model import FinolaAutoencoder
+    from finola.models.autoencoder import FinolaAutoencoder
 
 NORMS = ("layer", "none")  # the norms that need no other position or image
 GRIDS = ("map", "pixels")

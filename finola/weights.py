@@ -7,7 +7,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import safetensors
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from finola.errors import FinolaError, WeightsError
 from finola.files import atomic_write
-from finola.registry import MODELS, build_model
+from finola.registry import KINDS, config_class
 
-FORMATS = {f"finola-{kind}/1": kind for kind in MODELS}
+FORMAT = re.compile(r"finola-(\w+)/1")  # with the kind of the model
 WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module)\.")  # parts of names, left by torch.compile and by DDP
 
 
@@ -47,11 +47,12 @@ def load_weights(path: str | Path) -> nn.Module:
             with missing, unexpected, misshapen or non-finite tensors; the message names the file and the tensor.
     """
     tensors, metadata = read_tensors(path)
-    kind = FORMATS.get(metadata.get("format"))
-    if kind is None:
-        raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected one of {', '.join(FORMATS)}; "
+    known = FORMAT.fullmatch(metadata.get("format", ""))
+    if known is None or known[1] not in KINDS:
+        formats = ", ".join(f"finola-{kind}/1" for kind in KINDS)
+        raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected one of {formats}; "
                            "it was not written by finola.save_weights of this version")
-    config = _read_config(path, metadata.get("config", ""), MODELS[kind][0])
+    config = _read_config(path, metadata.get("config", ""), config_class(known[1]))
     with torch.device("meta"):  # so that a false configuration costs no memory
         check_state(_build(path, config), tensors, path)
     model = _build(path, config)
@@ -128,9 +129,9 @@ def _read_config(path: str | Path, text: str, config_class: type):
 
 
 def _build(path: str | Path, config) -> nn.Module:
-    """An untrained model; an autoencoder's start is left out, since the file's tensors take its place."""
+    """An untrained model."""
     try:
-        model = build_model(replace(config, start="random") if config.kind == "autoencoder" else config)
+        model = config.without_start().build()
     except (FinolaError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(f"{path}: no model can be built from its configuration ({error})") from error
     model.config = config

@@ -11,7 +11,8 @@ from PIL import Image
 
 from finola.codec import Codec
 from finola.codec.calibrate import calibrate
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.registry import DEFAULT_MODEL
 
 SIZE, CHANNELS = 32, 16
 

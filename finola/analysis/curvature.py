@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from finola.drawing import rasterise
 from finola.errors import FinolaError, RecipeError, WeightsError
-from finola.masked import MaskedFinola
-from finola.model import FinolaAutoencoder
-from finola.pictures import rasterise
+from finola.models.autoencoder import FinolaAutoencoder
+from finola.models.masked import MaskedFinola
 
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}

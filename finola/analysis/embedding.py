@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor
 
 from finola.analysis.statistics import Components, Statistics, principal_components
+from finola.drawing import panel
 from finola.errors import DataError, FinolaError, RecipeError
-from finola.metrics import psnr
-from finola.model import FinolaAutoencoder
-from finola.pictures import panel
+from finola.evaluation.metrics import psnr
+from finola.models.autoencoder import FinolaAutoencoder
 
 FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture

@@ -20,14 +20,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from finola.autoregression import resolve_origin
 from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.drawing import panel, rasterise
 from finola.errors import DataError, FinolaError
-from finola.metrics import psnr
-from finola.model import FinolaAutoencoder
+from finola.evaluation.metrics import psnr
+from finola.kernels.grid import resolve_origin
+from finola.models.autoencoder import FinolaAutoencoder
 from finola.pde import commutator, law_of, render, residual
-from finola.pictures import panel, rasterise
-from finola.registry import build_model
 
 SHOWN = 3  # images of the pictures
 BICUBIC = "the model's picture, bicubic"
@@ -135,7 +134,7 @@ def untrained(model: FinolaAutoencoder) -> tuple[str, FinolaAutoencoder]:
     """A name for, and the model of the same configuration with the weights that training starts from (seed 0)."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        start = build_model(model.config)
+        start = model.config.build()
     return f"untrained ({model.config.start} start)", start.to(model.mean.device).eval()
 
 

@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from finola.autoregression import resolve_origin
-from finola.data.images import to_image
+from finola.drawing import GAP, LABEL_HEIGHT, to_image
 from finola.files import atomic_write
-from finola.model import FinolaAutoencoder
+from finola.kernels.grid import resolve_origin
+from finola.models.autoencoder import FinolaAutoencoder
 from finola.pde import law_of
-from finola.pictures import GAP, LABEL_HEIGHT
 
 SIDE = 256  # of each of the two pictures, in pixels, whatever the model's size
 MOST_FRAMES = 24  # with larger maps several steps make one frame, so that the file's size is bounded

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from finola.errors import DataError, FinolaError, WeightsError
 from finola.files import atomic_write
-from finola.model import FinolaAutoencoder
+from finola.models.autoencoder import FinolaAutoencoder
 from finola.weights import read_tensors
 
 FORMAT = "finola-statistics/1"

@@ -26,7 +26,7 @@ from finola.codec.entropy import Model
 from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
-from finola.model import FinolaAutoencoder
+from finola.models.autoencoder import FinolaAutoencoder
 
 PARENTS, ACTIVITIES = 6, 12
 SEEN = (30, 45, 60)  # levels whose quantised numbers the tables are made for, beside 4 bits

@@ -22,10 +22,10 @@ from finola.codec.calibration import Calibration, find_calibration
 from finola.codec.container import SIDES, Header, Mode, count_tiles, pack, unpack
 from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import picture, refine
-from finola.codec.tiles import Tiling
+from finola.data.images import upright_rgb
 from finola.errors import BitstreamError, FinolaError, RecipeError, WeightsError
-from finola.model import FinolaAutoencoder
-from finola.photographs import upright_rgb
+from finola.inference.tiles import Tiling
+from finola.models.autoencoder import FinolaAutoencoder
 
 BATCH = 16
 DEFAULT_QUALITY = 50
@@ -199,6 +199,6 @@ def read_symbols(data: bytes, calibration: Calibration) -> tuple[Header, np.ndar
 
 @cache
 def _shipped() -> FinolaAutoencoder:
-    from finola.registry import create_model
+    from finola.factory import create_model
 
     return create_model(pretrained=True)

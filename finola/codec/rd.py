@@ -19,7 +19,7 @@ from PIL import Image, features
 from finola.codec.codec import Codec
 from finola.data.images import to_tensor
 from finola.errors import DataError, RecipeError
-from finola.photographs import picture_psnr
+from finola.evaluation.metrics import picture_psnr
 
 MS_SSIM_SIDE = 176  # pixels that its five scales need
 

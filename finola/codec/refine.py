@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from finola.codec.calibration import BINS, GAIN_BITS, NOISE_AT_50, WEIGHT_BITS, Calibration
 from finola.codec.quantiser import Quantiser
-from finola.codec.tiles import resize
-from finola.model import FinolaAutoencoder
+from finola.inference.tiles import resize
+from finola.models.autoencoder import FinolaAutoencoder
 
 RATE = 0.3  # of Adam at first, in quantisation steps; it falls to zero along half a cosine
 

@@ -1,10 +1,17 @@
 """Pictures in, batches out: strict decoding, folders and shards, and loaders that resume exactly."""
 
-from finola.data.folder import Concat, ImageFolder, check_same_classes
-from finola.data.images import center_crop, decode_image, resize_shorter, to_image, to_tensor
-from finola.data.loader import build_loader
-from finola.data.resident import ResidentImages, ResidentLoader
-from finola.data.shards import Shards, open_data
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finola.data.datasets import Concat, ImageFolder, check_same_classes
+    from finola.data.images import center_crop, decode_image, resize_shorter, to_tensor
+    from finola.data.in_memory import ResidentImages, ResidentLoader
+    from finola.data.loader import build_loader
+    from finola.data.shards import Shards, open_data
+    from finola.drawing import to_image
 
 __all__ = [
     "Concat",
@@ -21,3 +28,22 @@ __all__ = [
     "to_image",
     "to_tensor",
 ]
+
+HOMES = {  # name -> the module that has it, imported on first use: the command line asks for `workers` without torch
+    **dict.fromkeys(("Concat", "ImageFolder", "check_same_classes"), "finola.data.datasets"),
+    **dict.fromkeys(("center_crop", "decode_image", "resize_shorter", "to_tensor"), "finola.data.images"),
+    **dict.fromkeys(("ResidentImages", "ResidentLoader"), "finola.data.in_memory"),
+    "build_loader": "finola.data.loader",
+    **dict.fromkeys(("Shards", "open_data"), "finola.data.shards"),
+    "to_image": "finola.drawing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in HOMES:
+        return getattr(import_module(HOMES[name]), name)
+    raise AttributeError(f"module 'finola.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -105,19 +105,6 @@ def to_uint8(image: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
-def to_image(tensor: Tensor) -> Image.Image:
-    """(3, H, W) floats, clamped to [0, 1] and rounded to 8 bits, as an RGB PIL image.
-
-    Raises:
-        DataError: a value that is not finite.
-    """
-    tensor = tensor.detach().float().cpu()
-    if not torch.isfinite(tensor).all():
-        raise DataError("cannot make a picture of values that are not finite (NaN or infinity)")
-    pixels = tensor.clamp(0, 1).mul(255).round().to(torch.uint8)
-    return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
-
-
 def resize_shorter(image: Image.Image, size: int, resample: str = "bicubic") -> Image.Image:
     """Resize so that the shorter side is `size`, larger or smaller than it was; antialiased.
 
@@ -171,3 +158,28 @@ def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
     if isinstance(source, str | Path):
         return os.path.getsize(source) == 0
     return len(source) == 0 if isinstance(source, bytes) else source.seek(0, os.SEEK_END) == 0
+
+
+LONGEST = 4  # sides of a picture before it is fitted, in shorter sides; what lies beyond is cropped anyway
+
+
+def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
+    if not isinstance(image, Image.Image):
+        return decode_image(image)
+    if 0 in image.size:
+        raise DataError(f"image: got {image.width}x{image.height} pixels, expected at least 1x1")
+    return to_rgb(ImageOps.exif_transpose(image))
+
+
+def fit(image: Image.Image, size: int) -> Image.Image:
+    """Shorter side resized to `size` (antialiased bicubic), then the centre square, as in `finola eval`."""
+    longest = LONGEST * min(image.size)
+    width, height = min(image.width, longest), min(image.height, longest)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    image = image.crop((left, top, left + width, top + height))
+    return center_crop(resize_shorter(image, size), size)
+
+
+def load_square(image: Image.Image | str | Path, size: int) -> Tensor:
+    """The centre square of a photograph, (3, size, size) in [0, 1]; DataError where it cannot be decoded."""
+    return to_tensor(fit(upright_rgb(image), size))

@@ -19,9 +19,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from finola.data.crops import Augment, apply_crop, epoch_order, policy_seeds, random_crops
 from finola.data.images import center_crop, resize_shorter, to_uint8
 from finola.data.policies import get_policy
-from finola.data.transforms import Augment, apply_crop, epoch_order, policy_seeds, random_crops
 from finola.errors import DataError, RecipeError
 
 Batch = dict[str, Tensor]
@@ -317,3 +317,50 @@ def _stack(samples: list[tuple[Tensor, int, int]]) -> Batch:
     """Images (B, [V,] 3, S, S) uint8, labels (B,), indices (B,)."""
     images, labels, indices = zip(*samples, strict=True)
     return {"image": torch.stack(images), "label": torch.tensor(labels), "index": torch.tensor(indices)}
+
+
+MOST_FAULTS = 10  # bad images named in an error
+
+
+def read_squares(
+    dataset,
+    size: int,
+    *,
+    batch_size: int,
+    workers: int,
+    device: torch.device | str = "cpu",
+    resample: str = "bicubic",
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of centre squares of all images, in order.
+
+    Raises:
+        DataError: images that cannot be decoded; all of them are counted, the first ones named.
+    """
+    loader = build_loader(
+        dataset,
+        batch_size=batch_size,
+        image_size=size,
+        train=False,
+        num_workers=workers,
+        resample=resample,
+        device=device,
+    )
+    try:
+        yield from loader
+    except DataError as first:
+        raise DataError(_list_faults(dataset, first)) from None
+
+
+def _list_faults(dataset, first: DataError) -> str:
+    faults = []
+    for index in range(len(dataset)):
+        try:
+            dataset.load(index)
+        except DataError as error:
+            faults.append(str(error))
+    faults = faults or [str(first)]  # of a file that can be read again now
+    more = f"; and {len(faults) - MOST_FAULTS} more" if len(faults) > MOST_FAULTS else ""
+    return (
+        f"{len(faults)} of {len(dataset)} images cannot be decoded, so the set has no score: "
+        f"{'; '.join(faults[:MOST_FAULTS])}{more}"
+    )

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from finola.data.images import RESAMPLE, resize_shorter
 from finola.data.shards import INDEX_JSON, INDEX_NPY
-from finola.data.threads import threads
+from finola.data.workers import threads
 from finola.errors import DataError, RecipeError
 
 SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from finola.data.folder import Concat, ImageFolder
+from finola.data.datasets import Concat, ImageFolder
 from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
 

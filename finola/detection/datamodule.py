@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from finola.datamodule import RunData
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from finola.data import check_same_classes
+from finola.detection.coco import open_coco
 from finola.detection.loader import DetectionLoader, build_detection_loader
 from finola.detection.transforms import ViewPolicy
 from finola.errors import DataError
+from finola.training.datamodule import RunData
+from finola.training.recipe import Recipe
 
 
 class DetectionImages(RunData):
@@ -20,9 +27,19 @@ class DetectionImages(RunData):
         ViewPolicy(self._scales, config.max_size)  # for its checks
         if not train.objects:
             raise DataError(f"{train.source}: no object on any image; a detector needs some to train on")
-        if config.kind == "mask_rcnn":
+        if config.masks:
             for dataset in (train, val) if val is not None else (train,):
                 dataset.require_masks()
+
+    @classmethod
+    def open(cls, recipe: Recipe, data: Sequence[str], val: Sequence[str] | None, folder: Path) -> DetectionImages:
+        return cls(recipe, open_coco(data), open_coco(val, "--val") if val else None, folder)
+
+    def classes(self) -> dict[str, Any]:
+        if self.val is not None:
+            check_same_classes(self.train, self.val)
+        return {"num_classes": len(self.train.classes), "classes": tuple(self.train.classes),
+                "category_ids": tuple(self.train.category_ids)}
 
     @property
     def _scales(self) -> tuple[int, ...]:
@@ -42,4 +59,4 @@ class DetectionImages(RunData):
         config = self.model.config
         return build_detection_loader(
             dataset, batch_size=self._batch_size, image_size=config.image_size, max_size=config.max_size,
-            masks=config.kind == "mask_rcnn", num_workers=self._workers, device=self._device, **self._share, **options)
+            masks=config.masks, num_workers=self._workers, device=self._device, **self._share, **options)

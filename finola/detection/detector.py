@@ -16,13 +16,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
-import timm
 from torch import Tensor, nn
 
-from finola.encoder import MobileFormer, blank
 from finola.errors import FinolaError, WeightsError
-from finola.model import ImageModel, ModelConfig, check_encoder_name
+from finola.models.base import ImageModel, ModelConfig, check_encoder_name, create_encoder
+from finola.models.mobileformer import MobileFormer, blank
 
 STRIDE = 32  # sides of a batch are multiples of this many pixels
 
@@ -37,6 +37,13 @@ class DetectorConfig(ModelConfig):
         num_classes: of the objects, without "none"; 91 are the numbers COCO gives its 80 classes.
         classes, category_ids: their names and their numbers in COCO-format files, in the order of the labels; or none.
     """
+
+    task: ClassVar[str] = "finola.detection.task:Detection"
+    data: ClassVar[str] = "finola.detection.datamodule:DetectionImages"
+    score: ClassVar[str | None] = "objects"
+    has_classes: ClassVar[bool] = True
+    recipe_keys: ClassVar[frozenset[str]] = frozenset({"data.scales", "data.random_crop"})
+    masks: ClassVar[bool] = False  # whether it finds the objects' masks too
 
     encoder: str = "mobileformer_w2880"
     image_size: int = 800
@@ -67,7 +74,7 @@ class Detector(ImageModel):
 
     def __init__(self, config: DetectorConfig):
         super().__init__(config)
-        self.encoder = timm.create_model(config.encoder, num_classes=0)
+        self.encoder = create_encoder(config.encoder)
 
     @property
     def channels(self) -> dict[int, int]:

@@ -32,6 +32,7 @@ class DetrConfig(DetectorConfig):
     """
 
     kind: ClassVar[str] = "detr"
+    cost: ClassVar[str] = "finola.detection.complexity:cost_of_detr"
 
     head: str = "mf_dec_522"
     num_queries: int = 100
@@ -41,6 +42,9 @@ class DetrConfig(DetectorConfig):
     def __post_init__(self):
         super().__post_init__()
         check_head(self.head, self.num_queries, self.dropout)
+
+    def build(self) -> Detr:
+        return Detr(self)
 
 
 class Outputs(nn.Module):

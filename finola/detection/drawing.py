@@ -13,7 +13,7 @@ from torchvision.utils import draw_segmentation_masks
 
 from finola.data.images import to_uint8
 from finola.detection.transforms import View, view_boxes, view_image, view_masks
-from finola.pictures import GAP
+from finola.drawing import GAP
 
 THRESHOLD = 0.5  # the least score of what is drawn
 GOLDEN = 0.618034  # of a turn from one class's hue to the next

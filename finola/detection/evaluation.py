@@ -12,8 +12,8 @@ from finola.detection.detector import Detector
 from finola.detection.loader import build_detection_loader
 from finola.detection.scores import CocoScores, coco_results
 from finola.errors import WeightsError
-from finola.evaluate import timed
-from finola.transfer import first_names
+from finola.evaluation.speed import timed
+from finola.training.transfer import first_names
 
 WARM_UP = 2  # batches left out of the times, where there are more
 
@@ -45,7 +45,7 @@ def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int 
         WeightsError: the model is for other classes than the data's.
     """
     check_categories(model, dataset)
-    device, masks = model.mean.device, model.config.kind == "mask_rcnn"
+    device, masks = model.mean.device, model.config.masks
     loader = build_detection_loader(
         dataset, batch_size=batch_size, train=False, image_size=model.config.image_size,
         max_size=model.config.max_size, masks=masks, num_workers=num_workers, device=device)

@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from finola.encoder import DynamicReLU, blank, depthwise_bn, pointwise_bn
 from finola.errors import FinolaError
+from finola.models.mobileformer import DynamicReLU, blank, depthwise_bn, pointwise_bn
 
 DIM = 256  # channels of queries and maps
 NUM_HEADS = 8

@@ -49,6 +49,8 @@ class MaskRcnnConfig(DetectorConfig):
     """
 
     kind: ClassVar[str] = "mask_rcnn"
+    cost: ClassVar[str] = "finola.detection.complexity:cost_of_mask_rcnn"
+    masks: ClassVar[bool] = True
 
     anchor_sizes: tuple[int, ...] = (32, 64, 128, 256, 512)
     pyramid_channels: int = 256
@@ -67,6 +69,9 @@ class MaskRcnnConfig(DetectorConfig):
         for key in ("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch", "detections"):
             if getattr(self, key) < 1:
                 raise FinolaError(f"{key}: got {getattr(self, key)}, expected at least 1")
+
+    def build(self) -> MaskRcnn:
+        return MaskRcnn(self)
 
 
 class Pyramid(FeaturePyramidNetwork):

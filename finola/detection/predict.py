@@ -8,12 +8,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from finola.data.images import to_tensor
+from finola.data.images import to_tensor, upright_rgb
 from finola.detection.detector import Detector, require_detector
 from finola.detection.loader import padded, padding_of
 from finola.detection.transforms import view_image, whole_view
 from finola.errors import FinolaError
-from finola.photographs import upright_rgb
 
 
 @torch.no_grad()

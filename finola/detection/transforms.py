@@ -1,6 +1,6 @@
 """How pictures and their objects are resized, flipped and cropped (DETR's augmentation, mobile-former.md section 3).
 
-A training view is drawn from (seed, epoch, index) alone, as all random numbers of `finola.data.transforms` are, so
+A training view is drawn from (seed, epoch, index) alone, as all random numbers of `finola.data.crops` are, so
 the number of workers and a resume change nothing. It is one part of the picture, not rounded to pixels, resized
 once: the crop between two resizings of DETR's branch is carried back to the picture's own pixels.
 """
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from finola.data.transforms import uniforms
+from finola.data.crops import uniforms
 from finola.errors import RecipeError
 
 # DETR's crop, for pictures whose largest shorter side is REFERENCE; other sizes in proportion

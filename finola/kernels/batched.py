@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from finola.autoregression import DIRECTIONS, Size, _state_dtype, direction_steps
+from finola.kernels.grid import DIRECTIONS, Size, direction_steps, state_dtype
 
 GRADIENT_ROWS = 256
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
@@ -95,7 +95,7 @@ class _Autoregress(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, plan: Plan, *matrices: Tensor | None) -> Tensor:
         ctx.plan, ctx.q_dtype = plan, q.dtype
-        first, seconds, z = _grow(q.to(_state_dtype(q)), plan, _cast(matrices, plan))
+        first, seconds, z = _grow(q.to(state_dtype(q)), plan, _cast(matrices, plan))
         ctx.save_for_backward(first, *seconds, *matrices)
         return z.to(q.dtype)
 
@@ -232,7 +232,7 @@ def _add_weight_gradients(grad_weights: dict[str, Tensor], directions: tuple[str
     for direction, left, right in zip(directions, outer.flatten(1, 2), inner.flatten(1, 2), strict=True):
         known = grad_weights.get(direction)
         if known is None:
-            grad_weights[direction] = (left.T @ right).to(_state_dtype(left))
+            grad_weights[direction] = (left.T @ right).to(state_dtype(left))
         elif known.dtype == left.dtype:
             known.addmm_(left.T, right)
         else:

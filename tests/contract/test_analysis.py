@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from finola import cli
 from finola.analysis import embedding
 from finola.analysis.statistics import (
     Statistics,
@@ -19,8 +18,10 @@ from finola.analysis.statistics import (
     principal_components,
     save_statistics,
 )
+from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
 DIM = 6

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from finola.baselines import dct_zonal, fit_pca, thumbnail, zone_sides
 from finola.errors import DataError
+from finola.evaluation.linear_codes import dct_zonal, fit_pca, thumbnail, zone_sides
 
 
 def pictures(count, size=8, seed=0):

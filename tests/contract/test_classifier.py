@@ -4,11 +4,11 @@ import pytest
 import timm
 import torch
 
-from finola.classifier import Classifier, ClassifierConfig
+import finola.timm_models  # noqa: F401  (registers the encoders)
 from finola.errors import FinolaError
-from finola.features import map_and_tokens
-from finola.flops import count
-from finola.heads import HEADS, LinearHead, TransformerHead, create_head
+from finola.evaluation.flops import count
+from finola.models.classifier import Classifier, ClassifierConfig
+from finola.models.heads import HEADS, LinearHead, TransformerHead, create_head, map_and_tokens
 
 ENCODERS = ("mobileformer_w720", "vit_tiny_patch16_224")
 

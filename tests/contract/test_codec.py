@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tiny_codecs import CHANNELS, SIZE, picture, tiny_codec
 
-from finola import cli
+from finola.cli import main as cli
 from finola.codec import Calibration, Codec, calibration_path, find_calibration
 from finola.codec.calibrate import sensitivity
 from finola.codec.calibration import STEPS, model_id
@@ -22,10 +22,11 @@ from finola.codec.container import OVERHEAD, Mode, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import picture as paint
-from finola.codec.tiles import SEAM, Tiling, soften
+from finola.data.images import upright_rgb
 from finola.errors import DataError, RecipeError, WeightsError
-from finola.photographs import picture_psnr, upright_rgb
-from finola.registry import create_model
+from finola.evaluation.metrics import picture_psnr
+from finola.factory import create_model
+from finola.inference.tiles import SEAM, Tiling, soften
 from finola.weights import save_weights
 
 # a training run in this process may have switched subnormal numbers off

@@ -16,8 +16,9 @@ from finola.analysis.curvature import (
     standardise,
 )
 from finola.errors import FinolaError, RecipeError, WeightsError
-from finola.masked import MaskedConfig, MaskedFinola
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.models.masked import MaskedConfig, MaskedFinola
+from finola.registry import DEFAULT_MODEL
 
 SIDE = 16
 

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from finola.data import Concat, ImageFolder, ResidentImages, ResidentLoader, Shards, build_loader, open_data
+from finola.data.crops import _GOLDEN, RATIO, Augment, Crops, _mix, epoch_order, random_crops, uniforms
+from finola.data.in_memory import crop_and_resize
 from finola.data.pack import Encoding, pack
-from finola.data.resident import crop_and_resize
-from finola.data.transforms import _GOLDEN, RATIO, Augment, Crops, _mix, epoch_order, random_crops, uniforms
 from finola.errors import DataError
 
 

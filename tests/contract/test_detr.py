@@ -14,8 +14,8 @@ from finola.detection.loader import padding_of
 from finola.detection.mask_rcnn import MaskRcnnConfig
 from finola.detection.predict import detect
 from finola.errors import FinolaError, WeightsError
-from finola.registry import create_model
-from finola.transfer import transfer
+from finola.factory import create_model
+from finola.training.transfer import transfer
 from finola.weights import load_weights, save_weights
 
 pytest.importorskip("scipy", reason="needs the extra 'detection'")

@@ -5,8 +5,9 @@ import json
 import pytest
 from packaging.requirements import Requirement
 
-from finola import doctor, registry
-from finola.cli import main
+from finola import registry
+from finola.cli import checks as doctor
+from finola.cli.main import main
 from finola.weights import weights_hash
 
 

@@ -8,7 +8,10 @@ from timm.models import group_parameters
 from torch import nn
 from training import assert_same_gradients_and_buffers
 
-from finola.encoder import (
+import finola.timm_models  # noqa: F401  (registers the encoders)
+from finola.errors import FinolaError
+from finola.evaluation.flops import count
+from finola.models.mobileformer import (
     CONFIGS,
     DepthwiseConv,
     DynamicReLU,
@@ -17,8 +20,6 @@ from finola.encoder import (
     MobileFormerConfig,
     MobileToFormer,
 )
-from finola.errors import FinolaError
-from finola.flops import count
 
 SMALL = "mobileformer_w720"
 TOKEN_DIM = {name: 192 if name == SMALL else 256 for name in CONFIGS}

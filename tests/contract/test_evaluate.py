@@ -10,12 +10,16 @@ import torch
 from PIL import Image
 from torchmetrics.image import StructuralSimilarityIndexMeasure
 
-from finola import cli
+from finola.cli import main as cli
 from finola.data import ImageFolder
+from finola.data.datasets import Subset, spread
+from finola.data.loader import read_squares
 from finola.errors import DataError
-from finola.evaluate import Scores, Subset, baselines, evaluate, read_squares, spread
-from finola.metrics import psnr
-from finola.registry import DEFAULT_MODEL, create_model, pretrained_path
+from finola.evaluation.linear_codes import baselines
+from finola.evaluation.metrics import psnr
+from finola.evaluation.reconstruction import Scores, evaluate
+from finola.factory import create_model
+from finola.registry import DEFAULT_MODEL, pretrained_path
 from finola.weights import load_weights, save_weights
 
 SIZE = 32

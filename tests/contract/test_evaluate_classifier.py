@@ -7,12 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from finola import cli
+from finola.cli import main as cli
 from finola.data import ImageFolder
-from finola.evaluate import read_squares
-from finola.evaluate_classifier import Accuracy, evaluate_classifier
-from finola.evaluate_masked import MASK_SEED, evaluate_masked
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.data.loader import read_squares
+from finola.evaluation.classification import Accuracy, evaluate_classifier
+from finola.evaluation.masked import MASK_SEED, evaluate_masked
+from finola.factory import create_model
+from finola.registry import DEFAULT_MODEL
 from finola.weights import load_weights, save_weights
 
 CLASSES = ("blue", "green", "red")

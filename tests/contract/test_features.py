@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from finola.classifier import Classifier, ClassifierConfig
 from finola.errors import DataError, FinolaError, RecipeError
-from finola.features import FeatureLoader, FrozenFeatures, knn_accuracy, map_and_tokens, pooled_features
+from finola.evaluation.neighbours import knn_accuracy, pooled_features
+from finola.models.classifier import Classifier, ClassifierConfig
+from finola.models.heads import map_and_tokens
+from finola.training.features import FeatureLoader, FrozenFeatures
 
 SIZE, COUNT, CLASSES = 32, 10, 3
 

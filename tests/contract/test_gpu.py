@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from finola import autoregress, create_model, load_weights, save_weights
-from finola.autoregression import DIRECTIONS
+from finola.kernels.grid import DIRECTIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -58,8 +58,8 @@ def test_a_model_trains_and_its_weights_travel(tmp_path):
     ("tran1_ft_w720", ["--optim.mixup", "0.8", "--optim.cutmix", "1.0"]),
 ])
 def test_a_recipe_runs_on_the_gpu(recipe, overrides, images, tmp_path):
-    from finola.engine import fit
-    from finola.recipe import load_recipe
+    from finola.training.engine import fit
+    from finola.training.recipe import load_recipe
 
     recipe = load_recipe(f"imagenette/{recipe}", [
         "--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "64", "--optim.epochs", "2",
@@ -74,8 +74,8 @@ def test_a_detector_trains_on_the_gpu_and_finds_the_same_on_the_cpu(kind, tmp_pa
     from coco_data import RECIPES, make_coco
 
     from finola.detection import CocoDetection, evaluate
-    from finola.engine import fit
-    from finola.recipe import load_recipe
+    from finola.training.engine import fit
+    from finola.training.recipe import load_recipe
 
     coco = make_coco(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPES[kind])

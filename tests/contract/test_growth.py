@@ -6,7 +6,6 @@ import pytest
 import torch
 from PIL import Image, ImageSequence
 
-from finola import cli
 from finola.analysis.equations import BICUBIC, SCHEMES, measure_equations, off_axes, plot_equations, renderings_panel
 from finola.analysis.growth import (
     GRAY,
@@ -16,13 +15,14 @@ from finola.analysis.growth import (
     step_counts,
     write_gif,
 )
-from finola.data.images import to_image, to_tensor
-from finola.demo_images import hills, lake
+from finola.cli import main as cli
+from finola.cli.demo_images import hills, lake
+from finola.data.images import to_tensor
+from finola.drawing import GAP, LABEL_HEIGHT, to_image
 from finola.errors import DataError, FinolaError
-from finola.metrics import psnr
-from finola.model import AutoencoderConfig, FinolaAutoencoder
+from finola.evaluation.metrics import psnr
+from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
 from finola.pde import render
-from finola.pictures import GAP, LABEL_HEIGHT
 from finola.weights import save_weights
 
 

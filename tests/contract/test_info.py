@@ -7,11 +7,11 @@ import torch
 
 from finola import create_model, list_models
 from finola.autoregression import Finola
-from finola.cli import main
-from finola.encoder import CONFIGS
+from finola.cli.main import main
 from finola.errors import FinolaError
-from finola.flops import count
-from finola.info import PAPER, all_rows, model_parts, row
+from finola.evaluation.complexity import PAPER, all_rows, model_parts, row
+from finola.evaluation.flops import count
+from finola.models.mobileformer import CONFIGS
 
 FIELDS = ["name", "params", "macs", "input", "paper_params", "paper_macs"]
 

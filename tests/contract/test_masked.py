@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from finola.autoregression import DIRECTIONS, autoregress, autoregress_literal
+from finola.autoregression import autoregress, autoregress_literal
 from finola.errors import FinolaError
-from finola.masked import VARIANTS, MaskedConfig, MaskedFinola, MaskedImageModel
-from finola.masking import SCHEMES, block_assignment, block_corners, block_mask, patchify
+from finola.kernels.grid import DIRECTIONS
+from finola.models.masked import VARIANTS, MaskedConfig, MaskedFinola, MaskedImageModel
+from finola.models.masking import SCHEMES, block_assignment, block_corners, block_mask, patchify
 
 TINY = {"encoder": "mobileformer_w720", "image_size": 64, "block_size": 2, "embed_dim": 8, "pool_heads": 2,
         "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from training import assert_same_gradients_and_buffers
 
 from finola import AutoencoderConfig, FinolaAutoencoder, FinolaError, create_model, list_models
-from finola.decoder import ConvDecoder
-from finola.metrics import psnr
-from finola.model import IMAGENET_MEAN
-from finola.registry import CONFIGURATIONS, model_config
-from finola.start import components, start_from_images
+from finola.evaluation.metrics import psnr
+from finola.models.base import IMAGENET_MEAN
+from finola.models.decoder import ConvDecoder
+from finola.models.linear_start import components, start_from_images
+from finola.registry import model_config
 
 AUTOENCODERS = list_models("finola_*")
 SCALES = (1, 2, 4, 8, 16, 32)
@@ -28,7 +28,7 @@ def _seed():
 
 
 def scale(name: str) -> int:
-    config = CONFIGURATIONS[name]
+    config = model_config(name)
     return config.image_size // config.map_size
 
 
@@ -92,7 +92,7 @@ def test_bf16_autocast_is_finite_and_near_fp32(name):
 
 def test_names_say_what_the_models_are():
     for name in AUTOENCODERS:
-        config = CONFIGURATIONS[name]
+        config = model_config(name)
         width = config.encoder.removeprefix("mobileformer_w")
         assert name == f"finola_mfw{width}_c{config.embed_dim}_r{config.map_size}"
     assert list_models("*_c3072_r16") == [f"finola_mfw{w}_c3072_r16" for w in (720, 1440, 2880, 4320, 5760)]

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from finola.data import ImageFolder, ResidentImages, ResidentLoader, build_loader
+from finola.data.crops import Augment, policy_seeds, random_crops, uniforms
 from finola.data.policies import Policy, seeded
-from finola.data.transforms import Augment, policy_seeds, random_crops, uniforms
 from finola.errors import RecipeError
 
 RAND_AUGMENT = "rand-m9-mstd0.5-inc1"

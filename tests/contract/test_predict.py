@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 import finola
-from finola import cli
-from finola.classes import readable_names
-from finola.classify import BAR, Prediction, chart, predict
-from finola.registry import create_model
+from finola.cli import main as cli
+from finola.factory import create_model
+from finola.inference.classify import BAR, Prediction, chart, predict, readable_names
 from finola.weights import save_weights
 
 CLASSES = ("n03028079", "n01440764", "n02012849", "n03126707", "my cat", "n99999999")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from tiny_codecs import picture, tiny_codec
 
-from finola import cli
+from finola.cli import main as cli
 from finola.codec import calibration_path, rd
 from finola.errors import RecipeError
 from finola.weights import save_weights

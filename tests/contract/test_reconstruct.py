@@ -18,13 +18,15 @@ from PIL import Image
 from torch import nn
 
 import finola
-from finola import cli
-from finola.commands.pictures import find_images, name_panels
+from finola.cli import main as cli
+from finola.cli.demo_images import demo_images
+from finola.cli.images import find_images, name_panels
 from finola.data import ImageFolder, build_loader
-from finola.data.images import to_tensor
-from finola.demo_images import demo_images
-from finola.photographs import cover, fit, reconstruct
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.data.images import fit, to_tensor
+from finola.factory import create_model
+from finola.inference.reconstruct import reconstruct
+from finola.inference.tiles import cover
+from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -314,7 +316,7 @@ def run_example(name, *words):
 def test_the_demo_needs_no_extra(weights, tmp_path):
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['lightning', 'torchmetrics', 'tensorboard', 'rich']));"
-        "from finola.cli import main; sys.exit(main(sys.argv[1:]))"
+        "from finola.cli.main import main; sys.exit(main(sys.argv[1:]))"
     )
     words = ["demo", "--weights", weights, "--out", str(tmp_path)]
     subprocess.run([sys.executable, "-c", code, *words], check=True, capture_output=True)
@@ -322,5 +324,5 @@ def test_the_demo_needs_no_extra(weights, tmp_path):
 
 
 def test_help_needs_no_torch():
-    code = "import sys, finola.cli; finola.cli.build_parser(); sys.exit('torch' in sys.modules)"
+    code = "import sys, finola.cli.main; finola.cli.main.build_parser(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=os.environ).returncode == 0

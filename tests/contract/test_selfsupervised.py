@@ -7,11 +7,11 @@ import pytest
 import timm
 import torch
 
-from finola.cli import _missing_extra
+from finola.cli.main import _missing_extra
 from finola.errors import FinolaError
-from finola.flops import count
-from finola.masking import patchify, unpatchify
-from finola.selfsupervised import Mae, MaeConfig, Moco, MocoConfig, Simmim, SimmimConfig
+from finola.evaluation.flops import count
+from finola.models.masking import patchify, unpatchify
+from finola.models.selfsupervised import Mae, MaeConfig, Moco, MocoConfig, Simmim, SimmimConfig
 
 MAE = MaeConfig("vit_tiny_patch16_224", image_size=64, decoder_dim=32, decoder_depth=2, decoder_heads=2)
 SIMMIM = SimmimConfig("vit_tiny_patch16_224", image_size=64)

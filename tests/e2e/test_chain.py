@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from training import unequal
 
-from finola.cli import main
+from finola.cli.main import main
 from finola.weights import load_weights
 
-pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SKIES = {"fog": (200, 200, 205), "night": (15, 20, 45), "noon": (70, 140, 230), "sunset": (235, 120, 50)}

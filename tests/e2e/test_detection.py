@@ -13,13 +13,15 @@ from coco_data import COLOURS, RECIPES, make_coco
 from PIL import Image
 from training import read_checkpoint, unequal
 
-from finola.cli import main
+from finola.cli.main import main
 from finola.detection.coco import decode_mask
-from finola.recipe import load_recipe
-from finola.registry import build_model, create_model
+from finola.factory import create_model
+from finola.training.recipe import load_recipe
 from finola.weights import load_weights, save_weights
 
-engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
+from finola.detection.task import Detection  # noqa: E402
+
 pytest.importorskip("faster_coco_eval", reason="needs the extra 'detection'")
 pytest.importorskip("scipy", reason="needs the extra 'detection'")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -111,7 +113,7 @@ def test_a_frozen_encoder_keeps_every_bit(kind, frozen, autoencoder):
     encoder, rest = states(trained)
     assert unequal(encoder, states(load_weights(autoencoder))[0]) == []
     torch.manual_seed(0)
-    new = build_model(trained.config).state_dict()
+    new = trained.config.build().state_dict()
     assert [name for name, _ in trained.named_parameters() if name in rest and torch.equal(rest[name], new[name])] == []
 
 
@@ -259,7 +261,7 @@ def test_resume_in_mid_epoch(kind, overrides, recipes, coco, autoencoder, tmp_pa
     recipe = load_recipe(recipes[kind], overrides)
     data, options = ([str(coco["train"])], [str(coco["val"])]), {"init_from": autoencoder}
     engine.fit(recipe, *data, tmp_path / "whole", **options)
-    original = engine.Detection.training_step
+    original = Detection.training_step
 
     def training_step(task, *args):
         if task.trainer.fit_loop.total_batch_idx == 2:
@@ -267,7 +269,7 @@ def test_resume_in_mid_epoch(kind, overrides, recipes, coco, autoencoder, tmp_pa
         return original(task, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.Detection, "training_step", training_step)
+        patch.setattr(Detection, "training_step", training_step)
         with pytest.raises(SystemExit) as stop:
             engine.fit(recipe, *data, tmp_path / "run", **options)
     assert stop.value.code == 128 + signal.SIGTERM

@@ -6,16 +6,17 @@ from __future__ import annotations
 import json
 import math
 import signal
+from pkgutil import resolve_name
 
 import pytest
 import torch
 from training import make_images, read_checkpoint, unequal
 
 from finola.errors import RecipeError
-from finola.recipe import load_recipe
+from finola.training.recipe import load_recipe
 from finola.weights import load_weights
 
-engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 pytest.importorskip("lightly", reason="MAE, SimMIM and MoCo need the extra 'ssl'")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,7 +60,7 @@ def test_resume_in_mid_epoch(name, images, tmp_path, monkeypatch):
     """Stopped after the first of two steps of the second epoch."""
     epochs = ("--optim.epochs", "2", "--trainer.precision", "32-true")
     pretrain(name, images, tmp_path / "whole", *epochs)
-    task = engine.TASKS[load_recipe(f"imagenette/{name}").model_config().kind]
+    task = resolve_name(load_recipe(f"imagenette/{name}").model_config().task)
     original = task.training_step
 
     def training_step(self, *args):
@@ -79,7 +80,8 @@ def test_resume_in_mid_epoch(name, images, tmp_path, monkeypatch):
 def test_moco_under_accumulation(images, tmp_path, monkeypatch):
     """The slow encoder follows once an optimiser step; the keys of every part of the batch enter the queue."""
     updates = []
-    monkeypatch.setattr("finola.selfsupervised.Moco.update_momentum_encoder", lambda model: updates.append(model))
+    monkeypatch.setattr(
+        "finola.models.selfsupervised.Moco.update_momentum_encoder", lambda model: updates.append(model))
     pretrain("moco_w720", images, tmp_path / "run", "--trainer.accumulate", "2")
     assert len(updates) == 2
     assert load_weights(tmp_path / "run/weights.safetensors").contrast.memory_bank.bank_ptr.item() == 12

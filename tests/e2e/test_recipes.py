@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from finola.recipe import DETECTORS, RECIPE_FOLDER, list_recipes, load_recipe
+from finola.training.recipe import RECIPE_FOLDER, list_recipes, load_recipe
 from finola.weights import load_weights
 
 # the published rows of the tables on reconstruction, typed from the paper
@@ -106,10 +106,10 @@ def _header(name: str) -> list[str]:
 
 def _command(recipe, row: str) -> str:
     """What `finola` is to be called with for a recipe."""
-    kind = recipe.model_config().kind
-    if kind in DETECTORS:
+    config = recipe.model_config()
+    if config.score == "objects":
         return "detect train"
-    if kind != "classifier" or row.startswith("supervised"):
+    if config.kind != "classifier" or row.startswith("supervised"):
         return "train"
     return "probe" if recipe.optim.freeze_encoder else "finetune"
 
@@ -194,7 +194,7 @@ def test_twin_of_a_detector_is_the_same_but_for_its_scale(row):
 ])
 def test_two_steps(name, images, tmp_path, one_thread):
     """At debug size: 32-px images, a map of at most 8x8, 16 numbers in q."""
-    fit = pytest.importorskip("finola.engine", reason="needs the extra 'train'").fit
+    fit = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'").fit
     recipe = load_recipe(name, [
         "--data.image_size", "32", "--data.num_workers", "0", "--model.encoder", "mobileformer_w720",
         "--model.map_size", "8", "--model.embed_dim", "16", "--model.pool_heads", "2",
@@ -211,7 +211,7 @@ def test_two_steps(name, images, tmp_path, one_thread):
 
 def test_two_steps_from_the_start_as_a_linear_code(images, tmp_path, one_thread):
     """The shipped model's recipe at debug size, at a rate too low to leave the start."""
-    fit = pytest.importorskip("finola.engine", reason="needs the extra 'train'").fit
+    fit = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'").fit
     recipe = load_recipe("pretrained/finola_mfw720_c768_r8", [
         "--data.image_size", "32", "--data.resident_size", "32", "--model.map_size", "2", "--model.embed_dim", "48",
         "--model.pool_heads", "4", "--model.decoder_widths", "[24, 24, 16, 16, 16]", "--optim.epochs", "1",
@@ -225,9 +225,9 @@ def test_two_steps_from_the_start_as_a_linear_code(images, tmp_path, one_thread)
 
 def test_a_panel_shows_its_own_validation_alone(images, recipe_file, tmp_path, monkeypatch, one_thread):
     """With a panel at every second validation, what the one between saw is not kept for the next."""
-    pytest.importorskip("finola.engine", reason="needs the extra 'train'")
-    from finola.engine import fit
-    from finola.tasks import reconstruction
+    pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
+    from finola.training.engine import fit
+    from finola.training.tasks import reconstruction
 
     shown, panel = [], reconstruction.panel
     monkeypatch.setattr(reconstruction, "panel", lambda rows, **options: shown.append(rows) or panel(rows, **options))

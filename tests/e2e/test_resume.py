@@ -11,10 +11,12 @@ import time
 import pytest
 from training import read_checkpoint, unequal
 
-from finola.recipe import load_recipe
+from finola.training.recipe import load_recipe
 from finola.weights import read_tensors
 
-engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
+from finola.training.tasks.reconstruction import Reconstruction  # noqa: E402
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -32,14 +34,14 @@ def uninterrupted(one_thread, recipe_file, images, tmp_path_factory):
 
 def signal_at(monkeypatch, batch: int, number: int):
     """Send ourselves a signal in the middle of training batch `batch`, counted over all epochs."""
-    original = engine.Reconstruction.training_step
+    original = Reconstruction.training_step
 
     def training_step(task, *args):
         if task.trainer.fit_loop.total_batch_idx == batch:
             signal.raise_signal(number)
         return original(task, *args)
 
-    monkeypatch.setattr(engine.Reconstruction, "training_step", training_step)
+    monkeypatch.setattr(Reconstruction, "training_step", training_step)
 
 
 @pytest.mark.parametrize(("batch", "number"), [
@@ -77,7 +79,7 @@ def test_resume_within_accumulation(recipe_file, images, tmp_path, monkeypatch):
 def test_kill_and_resume(uninterrupted, recipe_file, images, tmp_path):
     """kill -9 once there is a checkpoint; with one after every step, often while the next is written."""
     out = tmp_path / "run"
-    program = "import sys, torch; from finola.cli import main; torch.set_num_threads(1); main(sys.argv[1:])"
+    program = "import sys, torch; from finola.cli.main import main; torch.set_num_threads(1); main(sys.argv[1:])"
     command = [sys.executable, "-c", program, "train", str(recipe_file), "--data", str(images / "train"),
                "--val", str(images / "val"), "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

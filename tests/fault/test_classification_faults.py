@@ -9,13 +9,13 @@ import tarfile
 import pytest
 import torch
 
-from finola.cli import main
+from finola.cli.main import main
 from finola.data import open_data
 from finola.data.pack import Encoding, pack
-from finola.registry import create_model
+from finola.factory import create_model
 from finola.weights import save_weights
 
-pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 DEBUG = ["--data.image_size", "32", "--data.num_workers", "0", "--optim.epochs", "1", "--optim.batch_size", "6",

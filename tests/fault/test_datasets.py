@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finola import cli
+from finola.cli import main as cli
 from finola.data import ImageFolder, Shards, build_loader, check_same_classes, open_data
+from finola.data.in_memory import ResidentImages, ResidentLoader
 from finola.data.pack import Encoding, pack
-from finola.data.resident import ResidentImages, ResidentLoader
 from finola.errors import DataError, RecipeError
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from coco_data import COLOURS, RECIPES, annotation, make_coco
 
-from finola.cli import main
-from finola.registry import create_model
+from finola.cli.main import main
+from finola.factory import create_model
 from finola.weights import load_weights, save_weights
 
-pytest.importorskip("finola.engine", reason="needs the extra 'train'")
+pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 pytest.importorskip("faster_coco_eval", reason="needs the extra 'detection'")
 pytest.importorskip("scipy", reason="needs the extra 'detection'")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,15 +13,8 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from finola.data.images import (
-    SUFFIXES,
-    center_crop,
-    decode_image,
-    resize_shorter,
-    to_image,
-    to_rgb,
-    to_tensor,
-)
+from finola.data.images import SUFFIXES, center_crop, decode_image, resize_shorter, to_rgb, to_tensor
+from finola.drawing import to_image
 from finola.errors import DataError, RecipeError
 
 

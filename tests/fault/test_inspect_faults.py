@@ -8,11 +8,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from finola import cli
 from finola.analysis.embedding import embedding_space
 from finola.analysis.statistics import FORMAT, Statistics, save_statistics
+from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights, weights_hash
 
 DIM = 16

@@ -7,10 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from finola import cli
-from finola.classify import predict
+from finola.cli import main as cli
 from finola.errors import DataError, FinolaError, WeightsError
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.inference.classify import predict
+from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from finola.cli import main
+from finola.cli.main import main
 from finola.errors import RecipeError
-from finola.recipe import load_recipe, parse_overrides
+from finola.training.recipe import load_recipe, parse_overrides
 
 
 def write(folder, text, name="recipe.yaml"):

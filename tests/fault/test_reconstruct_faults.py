@@ -12,10 +12,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from finola import cli
+from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
-from finola.photographs import reconstruct
-from finola.registry import DEFAULT_MODEL, create_model
+from finola.factory import create_model
+from finola.inference.reconstruct import reconstruct
+from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
 

@@ -15,12 +15,15 @@ import pytest
 import torch
 from training import read_checkpoint
 
+from finola.data import open_data
 from finola.errors import DataError, RecipeError, WeightsError
-from finola.recipe import load_recipe
+from finola.training.recipe import load_recipe
 
-engine = pytest.importorskip("finola.engine", reason="needs the extra 'train'")
-from finola.callbacks import WholeFileCheckpoints  # noqa: E402
-from finola.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
+engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
+from finola.training.callbacks import WholeFileCheckpoints  # noqa: E402
+from finola.training.datamodule import Images  # noqa: E402
+from finola.training.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
+from finola.training.tasks.reconstruction import Reconstruction  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -108,17 +111,17 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
     """The run stops before the weights are touched and says where; its result says it did not converge."""
-    original = engine.Reconstruction.loss
+    original = Reconstruction.loss
 
     def loss(task, x_hat, x):
         return original(task, x_hat, x) * (float("nan") if task.global_step == 2 else 1)
 
-    monkeypatch.setattr(engine.Reconstruction, "loss", loss)
+    monkeypatch.setattr(Reconstruction, "loss", loss)
     with pytest.raises(NonFiniteLoss, match="not finite at step 2") as error:
         train(recipe_file, images, tmp_path / "run")
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["converged"], result["finished"], result["step"]) == (False, False, 2)
-    names = engine.open_data([images / "train"])
+    names = open_data([images / "train"])
     assert result["failed_batch"] == [names.name(index) for index in error.value.indices]
     checkpoint = read_checkpoint(tmp_path / "run")
     assert checkpoint["global_step"] == 2
@@ -131,7 +134,7 @@ def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monk
     def psnr(x_hat, x):
         return torch.tensor([20.0] * (len(x) - 1) + [float("nan")])
 
-    monkeypatch.setattr("finola.tasks.reconstruction.psnr", psnr)
+    monkeypatch.setattr("finola.training.tasks.reconstruction.psnr", psnr)
     recipe = load_recipe(recipe_file, ["--optim.epochs", "1"])
     engine.fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
     text = (tmp_path / "run/result.json").read_text()
@@ -179,7 +182,7 @@ def test_ctrl_c_before_the_first_step(recipe_file, images, tmp_path, monkeypatch
     def interrupted(images):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine.Images, "train_dataloader", interrupted)
+    monkeypatch.setattr(Images, "train_dataloader", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(recipe_file, images, tmp_path / "run")
 

@@ -7,8 +7,8 @@ import torch
 from training import unequal
 
 from finola.errors import WeightsError
-from finola.registry import create_model
-from finola.transfer import transfer
+from finola.factory import create_model
+from finola.training.transfer import transfer
 from finola.weights import save_weights
 
 pytest.importorskip("lightly", reason="MAE, SimMIM and MoCo need the extra 'ssl'")

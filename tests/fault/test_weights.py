@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from finola import AutoencoderConfig, FinolaAutoencoder, WeightsError, load_weights, save_weights
-from finola.cli import main
-from finola.registry import create_model
-from finola.weights import FORMATS, read_tensors
+from finola.cli.main import main
+from finola.factory import create_model
+from finola.registry import KINDS
+from finola.weights import read_tensors
 
 TINY = AutoencoderConfig(
     "mobileformer_w720", embed_dim=8, image_size=32, map_size=16, pool_heads=2, decoder_widths=(8, 8))
@@ -140,11 +141,11 @@ def test_hostile_pickle_is_not_executed(tmp_path, name, kind):
 def test_file_of_another_program(tmp_path):
     path = tmp_path / "other.safetensors"
     save_file({"weight": torch.zeros(2, 2)}, path)
-    refused(path, "got format None", *FORMATS)
+    refused(path, "got format None", *(f"finola-{kind}/1" for kind in KINDS))
 
 
 def test_newer_format(rewrite):
-    refused(rewrite(format="finola-autoencoder/9"), "finola-autoencoder/9", *FORMATS)
+    refused(rewrite(format="finola-autoencoder/9"), "finola-autoencoder/9", *(f"finola-{kind}/1" for kind in KINDS))
 
 
 @pytest.mark.parametrize(("config", "words"), [

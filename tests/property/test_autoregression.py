@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finola.autoregression import (
-    DIRECTIONS,
     PATHS,
     Finola,
     Repetition,
@@ -18,10 +17,10 @@ from finola.autoregression import (
     autoregress_literal,
     batch_normalise,
     normalise,
-    resolve_origin,
 )
 from finola.errors import FinolaError
 from finola.kernels.batched import ONEDNN_CHANNELS
+from finola.kernels.grid import DIRECTIONS, resolve_origin
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
 

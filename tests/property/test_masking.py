@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from finola.errors import FinolaError
-from finola.masking import SCHEMES, block_assignment, block_corners, block_mask, patchify, random_corner, unpatchify
+from finola.models.masking import (
+    SCHEMES,
+    block_assignment,
+    block_corners,
+    block_mask,
+    patchify,
+    random_corner,
+    unpatchify,
+)
 
 GRIDS = [(2, 2), (4, 4), (8, 8), (12, 8), (8, 14), (16, 16), (24, 24)]
 

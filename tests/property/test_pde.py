@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from finola.autoregression import DIRECTIONS, PATHS, advance, autoregress
+from finola.autoregression import PATHS, advance, autoregress
 from finola.errors import FinolaError
-from finola.model import AutoencoderConfig, FinolaAutoencoder
+from finola.kernels.grid import DIRECTIONS
+from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
 from finola.pde import GRIDS, METHODS, commutator, flow, law_of, map_at, render, residual
 
 SIZE, ORIGIN = (4, 5), (1, 2)

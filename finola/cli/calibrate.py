@@ -1,0 +1,53 @@
+"""`finola calibrate`: make the codec ready for a model of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from finola.cli.options import add_device, open_limited, open_model, positive
+
+EXAMPLE = """examples:
+  finola calibrate --weights runs/mine/weights.safetensors --data imagenette/train
+  finola compress photo.jpg photo.fnl --weights runs/mine/weights.safetensors
+
+Writes WEIGHTS.codec.safetensors beside the weights, where finola compress and decompress look for it: the range of each
+number of q, how much each matters to the picture, and the probabilities for the entropy coder. Both sides need the same
+two files; what was written with an earlier calibration cannot be read with a new one. Thousands of images make better
+tables."""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="make the codec ready for weights of your own",
+        description="Measure what finola compress must know of a model, from training images.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument("--weights", required=True, metavar="FILE", help="an autoencoder's, by finola train")
+    parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="training images: folders or shards")
+    parser.add_argument("--limit", type=positive, default=2400, metavar="N", help="images to take (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the crops (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
+    add_device(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    from finola.codec import calibration_path
+    from finola.codec.calibrate import calibrate, embed
+    from finola.files import check_folder
+    from finola.weights import weights_hash
+
+    target = calibration_path(args.weights)
+    check_folder(target.parent, "--weights")
+    model, images = open_model(args), open_limited(args.data, args.limit)
+    show = sys.stderr.isatty() and not args.json
+    calibration = calibrate(model, *embed(model, images, seed=args.seed, progress=show))
+    names = ["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]
+    calibration.save(target, {"data": json.dumps(names), "images": str(len(images)),
+                              "weights_sha256": weights_hash(args.weights)})
+    report = {"file": str(target), "images": len(images), "bytes": target.stat().st_size}
+    print(json.dumps(report) if args.json else f"{target}: {report['bytes']:,} bytes from {len(images)} images")

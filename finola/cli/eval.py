@@ -1,0 +1,138 @@
+"""`finola eval`: how good a model of any kind is on a set of images."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from finola.cli.options import add_device, natural, open_device, open_limited, positive
+from finola.data.workers import usable_cores
+from finola.errors import RecipeError
+
+EXAMPLE = """examples:
+  finola eval runs/mine/weights.safetensors --data imagenette/val
+  finola eval finola_mfw720_c768_r8 --data imagenette/val --baselines --train imagenette/train \\
+      --out result.json --panel panel.png
+  finola eval runs/masked/weights.safetensors --data imagenette/val --knn --train imagenette/train
+
+What is measured follows from the weights:
+  autoencoder          PSNR and SSIM of the reconstructions; --baselines adds linear codes of the same length
+  classifier           top-1, top-5 and mean per-class accuracy; the data must have the weights' classes
+  masked, mae, simmim  PSNR of the masked region and of the whole picture; the masks hang on --batch-size
+  any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
+
+Preprocessing: shorter side resized to the model's size, centre square. PSNR: each image clamped to [0, 1],
+peak 1, mean over RGB pixels, then over images; "pooled" takes the mean squared error of all images first,
+"8-bit" rounds the reconstruction. An image that cannot be decoded stops the evaluation with exit code 3."""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "eval",
+        help="score a model on a set of images",
+        epilog=EXAMPLE,
+        description="Score a model of any kind on a set of images.",
+    )
+    parser.add_argument("model", metavar="WEIGHTS", help="a weights file, or a shipped model's name")
+    parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
+    parser.add_argument("--limit", type=positive, metavar="N", help="take N images, spread evenly over the set")
+    parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)")
+    parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
+    parser.add_argument("--knn", action="store_true", help="score the encoder by the nearest neighbours in --train")
+    parser.add_argument(
+        "--train",
+        nargs="+",
+        metavar="DIR",
+        help="with --baselines: images to fit the PCA to; with --knn: labelled images",
+    )
+    parser.add_argument(
+        "--panel", metavar="FILE", help="write a picture: some images and what became of them, or the confusion matrix"
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, no progress bar")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--workers",
+        type=natural,
+        default=usable_cores(),
+        metavar="N",
+        help="processes that decode; 0 for none (%(default)s)",
+    )
+    add_device(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    from finola.cli.measures import choose
+    from finola.files import atomic_write, check_folder
+
+    for option, file in (("--out", args.out), ("--panel", args.panel)):
+        if file:
+            check_folder(Path(file).parent, option)
+    if args.train and not (args.baselines or args.knn):
+        raise RecipeError("--train: is of use with --baselines or --knn alone; add one of them or leave --train out")
+    device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
+    path, model = _open(args.model, device)
+    measure = choose(args, model.config)
+    dataset = open_limited(args.data, args.limit)
+    measured = measure(args, model, dataset, progress)
+    result = _result(args, path, model, dataset, device, measured.fields)
+    if args.json:
+        print(json.dumps(result))
+    else:
+        _print_table(result, measured)
+    if args.panel:
+        with atomic_write(args.panel) as temporary:
+            measured.panel().save(temporary, format="png")
+    if args.out:
+        with atomic_write(args.out) as temporary:
+            temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _open(name: str, device):
+    """The weights file that `name` means, and its model."""
+    from finola.factory import create_model
+    from finola.registry import pretrained_path
+    from finola.weights import load_weights
+
+    path = Path(name)
+    if path.exists() or path.suffix == ".safetensors":
+        model = load_weights(path)
+    else:
+        path, model = pretrained_path(name), create_model(name, pretrained=True)
+    return path, model.to(device).eval()
+
+
+def _result(args: argparse.Namespace, path: Path, model, dataset, device, fields: dict) -> dict:
+    from datetime import UTC, datetime
+
+    from finola.provenance import environment
+    from finola.weights import weights_hash
+
+    return {
+        "weights": path.name,
+        "sha256": weights_hash(path),
+        "config": model.config.to_dict(),
+        "data": args.data,
+        "images": len(dataset),
+        "preprocessing": {
+            "size": model.config.image_size,
+            "shorter_side": f"antialiased {args.resample}",
+            "crop": "centre",
+        },
+        **fields,
+        **environment(device),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _print_table(result: dict, measured) -> None:
+    preprocessing = result["preprocessing"]
+    print(
+        f"{result['weights']}: {result['images']} images of {', '.join(result['data'])}; shorter side to "
+        f"{preprocessing['size']} px by {preprocessing['shorter_side']}, centre square"
+    )
+    print(*measured.table, sep="\n")
+    print(f"{measured.note}, on {result['hardware']}")

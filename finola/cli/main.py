@@ -1,0 +1,88 @@
+"""The `finola` command: one sub-command for each module of `finola.cli`.
+
+Nothing here imports torch, so that `finola --help` answers at once. A command module has two functions:
+`add_parser(subparsers)`, which declares its options and an example, and `run(args)`, which does the work
+and returns the exit code (None for 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+from finola.errors import FinolaError
+
+COMMANDS = (
+    "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
+    "predict", "eval", "detect", "inspect", "bench", "doctor",
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="finola",
+        description="Images as first-order norm+linear autoregression: one vector in, the whole picture out.",
+    )
+    parser.add_argument("--version", action="version", version=f"finola {_version()}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = import_module(f"finola.cli.{name}")
+        sub = command.add_parser(subparsers)
+        sub.formatter_class = argparse.RawDescriptionHelpFormatter
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Exit codes: 0 done, 2 usage, 3 data, 4 weights or stream, 130/143 signals."""
+    args = build_parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        return args.run(args) or 0
+    except BrokenPipeError:  # the reader of our output went away: `finola info | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _fail(args, "interrupted", 130)
+    except FinolaError as error:
+        return _fail(args, str(error), error.exit_code)
+    except ModuleNotFoundError as error:
+        return _fail(args, _missing_extra(error), 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(args, f"{where}{error.strerror or error}", 3)
+
+
+def _fail(args: argparse.Namespace, message: str, code: int) -> int:
+    if args.debug:
+        raise  # the error being handled
+    print(f"finola {args.command}: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _missing_extra(error: ModuleNotFoundError) -> str:
+    extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
+    extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
+    extra = extras.get((error.name or "").split(".")[0])
+    hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
+    return f"this command needs the package {error.name!r}, which is not installed{hint}"
+
+
+def _on_sigterm(signum, frame):
+    raise SystemExit(128 + signum)
+
+
+def _version() -> str:
+    try:
+        return version("finola")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What `finola eval` measures, by the kind of model: its reconstructions, its predictions of masked patches, its
+classes, or what its encoder's features tell of the classes.
+
+Each measure is a function (args, model, dataset, progress) -> Measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from finola.models.base import ModelConfig
+
+
+class Measured(NamedTuple):
+    """Attributes:
+        fields: what the measure adds to the result's JSON.
+        table: the same for people, lines of text.
+        note: what the numbers of the table are.
+        panel: draws the picture of --panel.
+    """
+
+    fields: dict
+    table: list[str]
+    note: str
+    panel: Callable | None = None
+
+
+def choose(args: argparse.Namespace, config: ModelConfig) -> Callable[..., Measured]:
+    """The measure for a model and the options; RecipeError where they do not go together."""
+    if config.score == "objects":
+        raise RecipeError(f"{args.model}: is a detector; finola detect eval scores it")
+    if args.knn:
+        if not args.train:
+            raise RecipeError("--knn: needs --train, labelled images among which to look for neighbours")
+        _refuse(args, "--knn", "baselines", "panel")
+        return neighbours
+    if config.score is None:
+        raise RecipeError(f"{args.model}: a {config.kind} model has no score but its encoder's; add --knn --train DIR")
+    if config.score != "reconstruction":
+        _refuse(args, f"a model of kind {config.kind!r}", "baselines")
+    return {"reconstruction": reconstructions, "classes": classes, "masked": masked_patches}[config.score]
+
+
+def _refuse(args: argparse.Namespace, what: str, *options: str) -> None:
+    for option in options:
+        if getattr(args, option):
+            raise RecipeError(f"--{option}: does not go together with {what}; leave it out")
+
+
+# --- the measures ------------------------------------------------------------------------------------------
+
+
+def reconstructions(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+    """PSNR and SSIM of an autoencoder, beside those of linear codes if asked."""
+    from finola.evaluation.reconstruction import evaluate
+
+    codes = {"model": (model.config.embed_dim, model)} | _baselines(args, model, progress)
+    batches = squares(args, dataset, model)
+    scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
+    rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
+    table = [f"{'code':25}{'numbers':>8}{'PSNR':>8}{'pooled':>8}{'8-bit':>8}{'SSIM':>8}{'images/s':>10}"]
+    table += [
+        f"{row['code']:25}{row['numbers']:8}{row['psnr']:8.3f}{row['psnr_pooled']:8.3f}"
+        f"{row['psnr_8bit']:8.3f}{row['ssim']:8.4f}{row['images_per_second']:10.1f}"
+        for row in rows
+    ]
+    note = "PSNR in dB; images/s of the code alone"
+    if args.baselines and not args.train:
+        note = f"PCA left out: it needs --train\n{note}"
+    fields = {"pca_fitted_to": args.train, "scores": rows}
+    return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
+
+
+def classes(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+    """Accuracies of a classifier."""
+    from finola.drawing import confusion
+    from finola.evaluation.classification import evaluate_classifier, require_classes
+    from finola.inference.classify import readable_names
+
+    require_classes(dataset, model.config, args.model)
+    batches = squares(args, dataset, model, progress)
+    accuracy = evaluate_classifier(model, model.config.num_classes, batches)
+    scores = accuracy.means()
+    table = [
+        f"{'top-1':>10}{'top-5':>10}{'mean per class':>16}{'images/s':>10}",
+        f"{scores['top1']:10.2f}{scores['top5']:10.2f}{scores['mean_per_class']:16.2f}"
+        f"{scores['images_per_second']:10.1f}",
+    ]
+    note = "accuracies in percent; images/s of the model alone"
+    fields = {"kind": model.config.kind, "scores": scores}
+    return Measured(fields, table, note, lambda: confusion(accuracy.confusion, readable_names(dataset.classes)))
+
+
+def masked_patches(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+    """PSNR of what a masked image model predicts."""
+    from finola.evaluation.masked import MASK_SEED, evaluate_masked
+
+    result = evaluate_masked(model, squares(args, dataset, model, progress), len(dataset))
+    scores = result.means()
+    table = [
+        f"{'PSNR masked':>12}{'PSNR whole':>12}{'images/s':>10}",
+        f"{scores['psnr']:12.3f}{scores['psnr_whole']:12.3f}{scores['images_per_second']:10.1f}",
+    ]
+    note = (
+        f"PSNR in dB of the masked region and of the whole picture, masks drawn for batches of {args.batch_size}; "
+        "images/s of the model alone"
+    )
+    masks = {"seed": MASK_SEED, "batch_size": args.batch_size}
+    fields = {"kind": model.config.kind, "masks": masks, "scores": scores}
+    return Measured(fields, table, note, lambda: _masked_panel(result.rows))
+
+
+def neighbours(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+    """k-NN accuracy of any model's encoder."""
+    from finola.data import check_same_classes, open_data
+    from finola.data.datasets import require_labels
+    from finola.evaluation.neighbours import NEIGHBOURS, neighbours_accuracy
+
+    train = open_data(args.train)
+    require_labels(train)
+    require_labels(dataset)
+    check_same_classes(train, dataset)
+    known, queries = squares(args, train, model, progress, "training images"), squares(args, dataset, model, progress)
+    top1 = neighbours_accuracy(model, known, queries, len(train.classes))
+    fields = {
+        "kind": model.config.kind,
+        "neighbours": {"k": NEIGHBOURS, "train": args.train, "images": len(train)},
+        "scores": {"knn_top1": top1},
+    }
+    table = [f"{'k-NN top-1':>10}", f"{top1:10.2f}"]
+    note = f"votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
+    return Measured(fields, table, note)
+
+
+# --- what they share ---------------------------------------------------------------------------------------
+
+
+def squares(args: argparse.Namespace, dataset, model, progress: bool = False, bar: str = "evaluating"):
+    """Batches of centre squares on the model's device, with a bar of that name if `progress`."""
+    from tqdm import tqdm
+
+    from finola.data.loader import read_squares
+
+    batches = read_squares(
+        dataset,
+        model.config.image_size,
+        batch_size=args.batch_size,
+        workers=args.workers,
+        device=next(model.parameters()).device,
+        resample=args.resample,
+    )
+    total = -(-len(dataset) // args.batch_size)
+    return tqdm(batches, bar, total, unit="batch", disable=not progress)
+
+
+def _baselines(args: argparse.Namespace, model, progress: bool) -> dict:
+    from finola.data import open_data
+    from finola.evaluation.linear_codes import baselines
+
+    if not args.baselines:
+        return {}
+    train = None
+    if args.train:
+        train = (batch["image"] for batch in squares(args, open_data(args.train), model, progress, "PCA"))
+    return baselines(model.config.embed_dim, model.config.image_size, train)
+
+
+def _reconstruction_panel(examples):
+    import torch
+
+    from finola.drawing import panel
+
+    count = len(examples.originals)
+    rows = [torch.stack(row) for row in (examples.originals, *examples.rows.values())]
+    captions = [[""] * count] + [[f"{score:.2f} dB" for score in scores] for scores in examples.psnr.values()]
+    return panel(rows, ["original", *examples.rows], captions)
+
+
+def _masked_panel(rows: list[tuple]):
+    import torch
+
+    from finola.drawing import panel
+
+    return panel([torch.stack(row) for row in zip(*rows, strict=True)], ["visible", "prediction", "original"])

@@ -1,0 +1,102 @@
+"""`finola predict`: the most likely classes of photographs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from finola.cli.images import find_images, name_panels
+from finola.cli.options import add_device, open_weights, positive
+from finola.errors import DataError
+
+EXAMPLE = """examples:
+  finola predict photo.jpg --weights runs/mine/weights.safetensors
+  finola predict holidays "scans/*.tif" --weights W --top 3 --out charts
+
+The shorter side of each picture is resized to the model's size, and the centre square is classified. The charts
+are PNG files named after the pictures: the picture, and a bar for each class. A picture that cannot be decoded is
+reported and passed over; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "predict",
+        help="name what is on photographs",
+        description="Classify photographs of any size and print the most likely classes of each.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
+    parser.add_argument("--weights", required=True, metavar="FILE", help="a classifier's weights file")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each picture (%(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="write a chart for each picture; made if need be")
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="pictures at once (%(default)s)")
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    from finola.inference.classify import require_classifier
+
+    paths, faults = find_images(args.images)
+    charts = name_panels(paths, Path(args.out)) if args.out else {}
+    model = open_weights(args, require_classifier)
+    results = _predict_all(args, model, paths, charts, faults)
+    if args.json:
+        print(json.dumps({"images": results, "failed": faults}))
+    if faults:
+        raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
+
+
+def _predict_all(
+    args: argparse.Namespace, model, paths: list[Path], charts: dict[Path, Path], faults: list[str]
+) -> list[dict]:
+    import torch
+    from tqdm import tqdm
+
+    from finola.inference.classify import predict_squares
+
+    results = []
+    with tqdm(total=len(paths), unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
+        for first in range(0, len(paths), args.batch_size):
+            batch = paths[first : first + args.batch_size]
+            squares = _load_squares(batch, model.config.image_size, faults)
+            if squares:
+                predicted = predict_squares(model, torch.stack(list(squares.values())), args.top)
+                results += [_report(args, path, best, charts) for path, best in zip(squares, predicted, strict=True)]
+            bar.update(len(batch))
+    return results
+
+
+def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict:
+    """The squares of the pictures that can be decoded; of the others, what is wrong is printed and put in `faults`."""
+    from tqdm import tqdm
+
+    from finola.data.images import load_square
+
+    squares = {}
+    for path in paths:
+        try:
+            squares[path] = load_square(path, size)
+        except DataError as error:
+            faults.append(str(error))
+            tqdm.write(f"failed: {error}", file=sys.stderr)
+    return squares
+
+
+def _report(args: argparse.Namespace, path: Path, predictions: list, charts: dict[Path, Path]) -> dict:
+    """Write the chart of one picture if asked, print its classes, and return them for the JSON."""
+    from tqdm import tqdm
+
+    from finola.files import atomic_write
+    from finola.inference.classify import chart
+
+    if path in charts:
+        with atomic_write(charts[path]) as temporary:
+            chart(path, predictions).save(temporary, format="png")
+    if not args.json:
+        tqdm.write(f"{path}: {', '.join(map(str, predictions))}")
+    rows = [{"class": p.label, "name": p.name, "probability": p.probability} for p in predictions]
+    return {"file": str(path), "predictions": rows}

@@ -1,0 +1,36 @@
+"""Probe a pre-trained encoder: train a head on its frozen features."""
+
+from __future__ import annotations
+
+import argparse
+
+from finola.cli import train
+from finola.errors import RecipeError
+
+EPILOG = """examples:
+  finola probe imagenette/lin_w720 --weights runs/imagenette/masked_b_w720/weights.safetensors \\
+      --data imagenette/train --val imagenette/val
+  finola probe imagenette/tran1_w720 --weights W --data mine/train --val mine/val --data.augment false
+
+The recipe chooses the head: lin (batch norm and a linear layer) or tran-1 (one transformer block). The encoder does
+not change by one bit. Its features of images that are always seen alike are computed once: of the validation set,
+and with --data.augment false of the training set too. The options are those of finola train.
+"""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "probe", help="train a head on a frozen encoder", description=__doc__, epilog=EPILOG)
+    train.add_options(parser)
+    parser.add_argument("--weights", dest="init_from", metavar="FILE", help="the pre-trained weights, of any kind")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    train.run(args, _check, "the pre-trained weights to probe")
+
+
+def _check(recipe) -> None:
+    if not recipe.model_config().keeps_features or not recipe.optim.freeze_encoder:
+        raise RecipeError(f"{recipe.name}: is not for probing, which needs a classifier and optim.freeze_encoder: true;"
+                          " take a lin or tran1 recipe (finola probe --list)")

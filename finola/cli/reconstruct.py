@@ -1,0 +1,94 @@
+"""`finola reconstruct`: photographs through the model, as panels of original | reconstruction."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from finola.cli.images import find_images, name_panels
+from finola.cli.options import add_device, add_model, open_model, positive
+from finola.errors import DataError
+
+EXAMPLE = """examples:
+  finola reconstruct photo.jpg --out panels
+  finola reconstruct holidays "scans/*.tif" --out panels --tile
+
+Fitted, each picture becomes one square of the model's size and one vector q. With --tile the whole picture is
+kept and each square of it is one q. The panels are PNG files named after the pictures. A picture that cannot
+be decoded is reported and passed over; the exit code is then 3."""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "reconstruct",
+        help="reconstruct photographs from their vectors",
+        description="Reconstruct photographs of any size from one vector, or from one for each tile.\n"
+        "Writes panels of original | reconstruction and prints the PSNR.",
+        epilog=EXAMPLE,
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the panels, made if need be")
+    parser.add_argument("--tile", action="store_true", help="the whole picture at its own size, in overlapping squares")
+    add_model(parser)
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="squares at once (%(default)s)")
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int | None:
+    paths, faults = find_images(args.images)
+    panels = name_panels(paths, Path(args.out))
+    model = open_model(args)
+    results = _reconstruct_all(args, model, panels, faults)
+    mean = sum(result["psnr"] for result in results) / len(results) if results else None
+    if args.json:
+        print(json.dumps({"images": results, "mean_psnr": mean, "failed": faults}))
+    elif results:
+        print(f"mean of {len(results)}: {mean:.2f} dB; panels in {args.out}")
+    if faults:
+        raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
+    return None
+
+
+def _reconstruct_all(args: argparse.Namespace, model, panels: dict[Path, Path], faults: list[str]) -> list[dict]:
+    from tqdm import tqdm
+
+    show = sys.stderr.isatty() and not args.json
+    results = []
+    for path, target in tqdm(panels.items(), "pictures", unit="picture", disable=not show):
+        try:
+            result = _reconstruct_one(args, model, path, target, show)
+        except DataError as error:
+            faults.append(str(error))
+            tqdm.write(f"failed: {error}", file=sys.stderr)
+            continue
+        results.append(result)
+        if not args.json:
+            rows, columns = result["tiles"]
+            tqdm.write(
+                f"{path}: {result['psnr']:.2f} dB, {result['width']}x{result['height']} pixels, "
+                f"{rows} x {columns} q, {result['numbers']} numbers; {target}"
+            )
+    return results
+
+
+def _reconstruct_one(args: argparse.Namespace, model, path: Path, target: Path, progress: bool) -> dict:
+    from finola.files import atomic_write
+    from finola.inference.reconstruct import reconstruct
+
+    result = reconstruct(model, path, args.tile, batch_size=args.batch_size, progress=progress)
+    with atomic_write(target) as temporary:
+        result.panel().save(temporary)
+    rows, columns = result.tiles
+    return {
+        "file": str(path),
+        "panel": str(target),
+        "psnr": result.psnr,
+        "width": result.original.width,
+        "height": result.original.height,
+        "tiles": [rows, columns],
+        "numbers": rows * columns * model.config.embed_dim,
+    }

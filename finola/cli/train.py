@@ -1,0 +1,140 @@
+"""Train a model by a recipe."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+
+from finola.cli.options import positive
+from finola.errors import RecipeError
+
+EPILOG = """examples:
+  finola train --list
+  finola train imagenette/default --data imagenette/train --val imagenette/val
+  finola train imagenette/default --data imagenette/train --val imagenette/val --resume
+  finola train imagenet/channels_512 --data imagenet/train --optim.epochs 30 --trainer.devices 8
+  torchrun --nnodes 2 --nproc_per_node 8 ... -m finola.cli train imagenet/default --trainer.num_nodes 2 ...
+
+Every key of a recipe can be overridden by --SECTION.KEY VALUE; --print-recipe shows them all. SIGTERM and
+Ctrl-C write a checkpoint at the next step and exit with 143 and 130. --max-time does the same, then writes
+the results and exits with 0. With several processes, batch norm spans all of them.
+"""
+
+
+def add_parser(subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        "train", help="train a model by a recipe", description=__doc__, epilog=EPILOG
+    )
+    add_options(parser)
+    parser.add_argument("--init-from", metavar="WEIGHTS", help="start from the weights in this file, or its encoder")
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
+                data: str = "training images: folders or shards", val: str = "validation images") -> None:
+    """What `finola train`, `probe`, `finetune` and `detect train` share; `metavar`, `data`, `val` say what the data
+    are."""
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")
+    parser.add_argument("--data", nargs="+", metavar=metavar, help=data)
+    parser.add_argument("--val", nargs="+", metavar=metavar, help=val)
+    parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
+    parser.add_argument("--resume", action="store_true",
+                        help="go on with the run in --out; from the start if it has no checkpoint yet")
+    parser.add_argument("--allow-changes", action="store_true",
+                        help="with --resume: accept another recipe, number of images or of processes")
+    parser.add_argument("--max-time", metavar="TIME", help="stop after this time: HH:MM:SS or minutes")
+    parser.add_argument("--num-classes", type=positive, metavar="N",
+                        help="the number of classes in --data, where a classifier or detector in the weights has"
+                             " others: its last layer starts anew")
+    parser.add_argument("--new-head", action="store_true",
+                        help="take the encoder alone of a classifier or detector in the weights")
+    parser.add_argument("--seed", metavar="N", help="seed of the weights, the crops and their order")
+    parser.add_argument("--list", action="store_true", help="list the recipes")
+    parser.add_argument("--print-recipe", action="store_true", help="print the recipe, overrides included")
+    parser.parse_known_args = _setting_overrides_aside(parser.parse_known_args)
+
+
+def run(args: argparse.Namespace, check: Callable | None = None, weights: str | None = None) -> None:
+    """`check(recipe)` refuses, with a RecipeError, a recipe that is not for this command; `weights` says which weights
+    the command needs."""
+    from finola.training.recipe import load_recipe
+
+    if args.list:
+        _list(check)
+        return
+    if args.recipe is None:
+        raise RecipeError("RECIPE is missing; finola train --list lists the recipes")
+    if args.max_time is not None:
+        args.overrides += ["--trainer.max_time", str(_minutes(args.max_time))]
+    if args.seed is not None:
+        args.overrides += ["--seed", args.seed]
+    recipe = load_recipe(args.recipe, args.overrides)
+    if args.print_recipe:
+        print(recipe.as_yaml(), end="")
+        return
+    if check is not None:
+        check(recipe)
+    if weights and not args.init_from:
+        raise RecipeError(f"--weights is missing; name {weights}")
+    if not args.data:
+        raise RecipeError(f"--data is missing; name what to train {recipe.name} on (--help says more)")
+    _train(args, recipe)
+
+
+def _list(check: Callable | None) -> None:
+    from finola.training.recipe import list_recipes, load_recipe
+
+    def serves(name: str) -> bool:
+        try:
+            check(load_recipe(name))
+        except RecipeError:
+            return False
+        return True
+
+    titles = {name: title for name, title in list_recipes().items() if check is None or serves(name)}
+    width = max(map(len, titles))
+    print("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))
+
+
+def _train(args: argparse.Namespace, recipe) -> None:
+    import logging
+
+    from finola.training.engine import fit
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    out = args.out or f"runs/{recipe.name}"
+    fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
+        init_from=args.init_from, num_classes=args.num_classes, new_head=args.new_head)
+
+
+def _setting_overrides_aside(parse_known_args):
+    """A `parse_known_args` that leaves dotted options (--optim.epochs 5) in `args.overrides`."""
+
+    def parse(words, namespace=None):
+        words, others, overrides = list(words), [], []
+        while words:
+            word = words.pop(0)
+            if not re.match(r"--\w+\.", word):
+                others.append(word)
+                continue
+            overrides.append(word)
+            if "=" not in word and words and not words[0].startswith("--"):
+                overrides.append(words.pop(0))
+        namespace, rest = parse_known_args(others, namespace)
+        namespace.overrides = overrides
+        return namespace, rest
+
+    return parse
+
+
+def _minutes(text: str) -> float:
+    """"1:30:00" -> 90.0, "20" -> 20.0."""
+    parts = text.split(":")
+    try:
+        if len(parts) == 1:
+            return float(text)
+        hours, minutes, seconds = map(int, parts)
+    except ValueError:
+        raise RecipeError(f"--max-time: got {text!r}, expected HH:MM:SS or minutes") from None
+    return 60 * hours + minutes + seconds / 60

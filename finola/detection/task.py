@@ -1,0 +1,62 @@
+"""Object detection and instance segmentation: DETR and Mask R-CNN, the encoder frozen or trained."""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from finola.detection.drawing import draw_small, grid
+from finola.detection.scores import CocoScores
+from finola.drawing import PANEL_IMAGES, to_image
+from finola.training.tasks.base import Task
+
+
+class Detection(Task):
+    """Trains a `finola.detection.detector.Detector` on the batches of a `DetectionLoader`.
+
+    Scores: COCO's average precision of boxes, and for Mask R-CNN of masks, in percent.
+    """
+
+    follows_score = False
+    unit = "%"
+
+    def __init__(self, model, optim, total_steps, **options):
+        super().__init__(model, optim, total_steps, **options)
+        masks = model.config.masks
+        self.scores = ("box_ap", "box_ap50", *(("mask_ap",) if masks else ()))
+        self.val_scores = CocoScores(masks=masks)
+        self.drawn: list[Image.Image] = []
+
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
+        parts = self.model.losses(self._images(batch), batch["padding"], batch["size"], batch["targets"])
+        self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()},
+                      batch_size=len(batch["index"]))
+        return sum(parts.values()), None
+
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        found = self.model.detect(self._images(batch), batch["padding"], batch["size"], batch["original"])
+        self.val_scores.update(found, batch["targets"])
+        if self.panel_due:
+            self._draw(batch, found)
+
+    def validation_scores(self) -> dict[str, Tensor]:
+        scores = self.val_scores.compute()
+        self.val_scores.reset()
+        shares = {name: float("nan") if scores[name] is None else scores[name] for name in self.scores}
+        return {name: torch.tensor(100 * share, device=self.device) for name, share in shares.items()}
+
+    def picture(self) -> Image.Image | None:
+        drawn, self.drawn = self.drawn, []
+        return grid(drawn) if drawn else None
+
+    def _images(self, batch: dict[str, Tensor]) -> Tensor:
+        return batch["image"].contiguous(memory_format=self.memory_format)
+
+    def _draw(self, batch: dict[str, Tensor], found: list[dict]) -> None:
+        """Keep the first pictures with what was found on them."""
+        for i in range(min(len(found), PANEL_IMAGES - len(self.drawn))):
+            height, width = batch["size"][i].tolist()
+            picture = to_image(batch["image"][i, :, :height, :width])
+            picture = picture.resize(batch["original"][i].flip(0).tolist())
+            self.drawn.append(draw_small(picture, found[i], self.model.config.classes))

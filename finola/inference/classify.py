@@ -1,0 +1,141 @@
+"""Photographs of any size and mode through a classifier: the most likely classes of the centre square."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+
+from finola.data.images import load_square, upright_rgb
+from finola.drawing import GAP, LABEL_HEIGHT
+from finola.errors import FinolaError, WeightsError
+from finola.models.classifier import Classifier
+
+if TYPE_CHECKING:
+    from timm.data import ImageNetInfo
+
+LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's picture, and of the chart, in pixels
+BAR = "#a9cfe8"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One class a picture may be of.
+
+    Attributes:
+        label: the class as the weights name it, such as n03028079; its number where they name none.
+        name: the same for people, such as church.
+        probability: in [0, 1]; those of all classes sum to one.
+    """
+
+    label: str
+    name: str
+    probability: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {100 * self.probability:.1f} %"
+
+
+def predict(model: Classifier, image: Image.Image | str | Path, top: int = 5) -> list[Prediction]:
+    """The `top` most likely classes of a photograph, the likeliest first; all classes if there are no more.
+
+    Args:
+        model: in evaluation mode, on any device.
+        image: a path, or a PIL image of any size and mode. Its shorter side is resized to the model's size
+            (antialiased bicubic) and the centre square is taken, as in `finola eval`.
+
+    Raises:
+        DataError: a picture that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
+        FinolaError: a model in training mode.
+    """
+    require_classifier(model)
+    return predict_squares(model, load_square(image, model.config.image_size)[None], top)[0]
+
+
+@torch.no_grad()
+def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Prediction]]:
+    """`predict` for squares x (B, 3, S, S) in [0, 1], as `load_square` gives them, at once."""
+    if model.training:
+        raise FinolaError("model: is in training mode, where a picture's classes depend on the others of its batch; "
+                          "call model.eval() first")
+    if top < 1:
+        raise FinolaError(f"top: got {top}, expected at least 1")
+    config = model.config
+    labels = config.classes or tuple(map(str, range(config.num_classes)))
+    names = readable_names(labels)
+    probabilities = model(x.to(model.mean.device)).float().softmax(dim=1)  # (B, classes)
+    values, numbers = probabilities.topk(min(top, config.num_classes), dim=1)
+    return [[Prediction(labels[i], names[i], p) for p, i in zip(*row, strict=True)]
+            for row in zip(values.tolist(), numbers.tolist(), strict=True)]
+
+
+def require_classifier(model: nn.Module, source: str | Path = "model") -> None:
+    """Raise WeightsError unless a model is a classifier; `source` is what the message calls it."""
+    if not isinstance(model, Classifier):
+        raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected a classifier; "
+                           "finola probe or finola finetune makes one of its encoder")
+
+
+def chart(image: Image.Image | str | Path, predictions: list[Prediction]) -> Image.Image:
+    """The picture, at most 512 pixels wide and high, and below it one bar for each prediction."""
+    picture = upright_rgb(image).copy()
+    picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    width = max(picture.width, LEAST_WIDTH)
+    line = LABEL_HEIGHT + GAP
+    canvas = Image.new("RGB", (width + 2 * GAP, picture.height + 2 * GAP + len(predictions) * line), "white")
+    canvas.paste(picture, ((canvas.width - picture.width) // 2, GAP))
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=12)
+    for i, prediction in enumerate(predictions):
+        top = picture.height + 2 * GAP + i * line
+        length = round(prediction.probability * (width - 1))
+        draw.rectangle((GAP, top, GAP + length, top + LABEL_HEIGHT - 1), fill=BAR)
+        percent = f"{100 * prediction.probability:.1f} %"
+        room = width - font.getlength(percent) - 4 * GAP
+        draw.text((2 * GAP, top + 1), _shorten(prediction.name, font, room), fill="black", font=font)
+        draw.text((width, top + 1), percent, fill="black", font=font, anchor="ra")
+    return canvas
+
+
+def _shorten(text: str, font, room: float) -> str:
+    """As much of a text as `room` pixels hold."""
+    if font.getlength(text) <= room:
+        return text
+    while text and font.getlength(f"{text}...") > room:
+        text = text[:-1]
+    return f"{text}..."
+
+
+WORDNET_ID = re.compile(r"n\d{8}")
+
+
+def readable_names(classes: Sequence[str]) -> list[str]:
+    """The first English word of each WordNet id (n03028079 -> church); other names as they are.
+
+    Where two classes would be called alike, as ImageNet's two cranes, the id follows the word."""
+    words = [_word(name) for name in classes]
+    counts = Counter(words)
+    return [word if counts[word] == 1 else f"{word} ({name})" for word, name in zip(words, classes, strict=True)]
+
+
+def _word(name: str) -> str:
+    if not WORDNET_ID.fullmatch(name):
+        return name
+    try:
+        return _wordnet().label_name_to_description(name).partition(",")[0]
+    except KeyError:  # an id that is not of ImageNet
+        return name
+
+
+@cache
+def _wordnet() -> ImageNetInfo:
+    from timm.data import ImageNetInfo
+
+    return ImageNetInfo()  # one subset of ImageNet like another: all know the words of all 21,844 ids

@@ -1,0 +1,138 @@
+"""The autoencoder: image -> encoder -> pooling -> q -> autoregression -> decoder -> image.
+
+Shapes: x (B, 3, S, S) float RGB in [0, 1]; encoder map (B, W, S/16, S/16); q (B, C); z (B, C, R, R) with
+R = `map_size`; the output is on the scale of x, unclamped. The ImageNet normalisation lives inside the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from finola.autoregression import Finola, Repetition
+from finola.errors import FinolaError
+from finola.models.base import ENCODER_STRIDE, ImageModel, ModelConfig, check_encoder_name, create_encoder
+from finola.models.decoder import ConvDecoder
+from finola.models.linear_start import start_as_shifts
+from finola.models.pooling import AttentionPool, resample_positions
+
+AUTOREGRESSIONS = ("norm_linear", "linear", "repeat", "repeat_pos")
+
+
+@dataclass(frozen=True)
+class AutoencoderConfig(ModelConfig):
+    """What defines a model; its fields are the `model:` section of a recipe.
+
+    Attributes:
+        encoder: a timm model with stride 16, by name.
+        embed_dim: C, the length of q.
+        image_size, map_size: S and R in pixels; their ratio chooses the decoder.
+        origin: where q stands in the map: "center", "top_left", ... or [y, x].
+        autoregression: "norm_linear" (FINOLA), "linear" (no norm), "repeat", "repeat_pos" (Table "Validation
+            of the norm+linear model").
+        norm: "layer" or "batch", for norm_linear.
+        decoder_reduce, decoder_widths: see `finola.models.decoder.ConvDecoder`.
+        pool_heads: heads of the pooling; C / 64 by default.
+        start: "random", or "shifts" (see `finola.models.linear_start`).
+        gain: scale of the random initial matrices.
+    """
+
+    kind: ClassVar[str] = "autoencoder"
+    task: ClassVar[str] = "finola.training.tasks.reconstruction:Reconstruction"
+    cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_autoencoder"
+    score: ClassVar[str | None] = "reconstruction"
+
+    encoder: str = "mobileformer_w2880"
+    embed_dim: int = 3072
+    image_size: int = 256
+    map_size: int = 16
+    origin: str | tuple[int, int] = "center"
+    autoregression: str = "norm_linear"
+    norm: str = "layer"
+    decoder_reduce: str | int | None = None
+    decoder_widths: tuple[int, ...] | None = None
+    pool_heads: int | None = None
+    start: str = "random"
+    gain: float = 0.1
+
+    def __post_init__(self):
+        self.check_image_size(ENCODER_STRIDE)
+        if self.map_size < 1 or self.image_size % self.map_size:
+            raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
+        check_encoder_name(self.encoder)
+        if self.pool_heads is not None and (self.pool_heads < 1 or self.embed_dim % self.pool_heads):
+            raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
+        if self.embed_dim < 1:
+            raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
+        if self.autoregression not in AUTOREGRESSIONS:
+            raise FinolaError(f"autoregression: got {self.autoregression!r}, expected one of "
+                              f"{', '.join(AUTOREGRESSIONS)}")
+        if self.start not in ("random", "shifts"):
+            raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
+
+    def build(self) -> FinolaAutoencoder:
+        return FinolaAutoencoder(self)
+
+    def without_start(self) -> AutoencoderConfig:
+        return replace(self, start="random")
+
+
+class FinolaAutoencoder(ImageModel):
+    """Image -> one vector -> image (paper, section "FINOLA on Image Reconstruction", Figure 1)."""
+
+    def __init__(self, config: AutoencoderConfig):
+        super().__init__(config)
+        grid = config.image_size // ENCODER_STRIDE
+        self.encoder = create_encoder(config.encoder)
+        self.pool = AttentionPool(self.encoder.num_features, config.embed_dim, (grid, grid), config.pool_heads,
+                                  start="cells" if config.start == "shifts" else "random")
+        self.autoregression = _autoregression(config)
+        self.decoder = ConvDecoder(config.embed_dim, config.image_size // config.map_size,
+                                   config.decoder_reduce, config.decoder_widths)
+        if config.start == "shifts":
+            start_as_shifts(self)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) in [0, 1] -> q (B, C)."""
+        self.check_image(x)
+        return self.pool(self.encoder.forward_features(self.normalise(x)))
+
+    def grow(self, q: Tensor) -> Tensor:
+        """q (B, C) -> the feature map z (B, C, R, R)."""
+        return self.autoregression(q)
+
+    def decode(self, q: Tensor) -> Tensor:
+        """q (B, C) -> the image (B, 3, S, S), on the scale of [0, 1], unclamped."""
+        return self.decoder(self.grow(q)).float() * self.std + self.mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) -> its reconstruction, of the same shape."""
+        return self.decode(self.encode(x))
+
+    def no_weight_decay(self) -> set[str]:
+        return super().no_weight_decay() | {"pool.position", "pool.query", "autoregression.position"}
+
+    @torch.no_grad()
+    def take_over(self, donor: ImageModel) -> None:
+        """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid, of a model
+        that has both with as many channels (element-wise masked FINOLA)."""
+        pool, autoregression = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
+        if not isinstance(pool, AttentionPool) or pool.out.weight.shape != self.pool.out.weight.shape:
+            return
+        for name, matrix in autoregression.named_parameters():
+            if hasattr(self.autoregression, name):
+                getattr(self.autoregression, name).copy_(matrix)
+        if pool.num_heads == self.pool.num_heads:
+            position = resample_positions(pool.position, pool.size, self.pool.size)
+            self.pool.load_state_dict(pool.state_dict() | {"position": position})
+
+
+def _autoregression(config: AutoencoderConfig) -> nn.Module:
+    size = (config.map_size, config.map_size)
+    if config.autoregression in ("repeat", "repeat_pos"):
+        return Repetition(config.embed_dim, size, position=config.autoregression == "repeat_pos")
+    norm = "none" if config.autoregression == "linear" else config.norm
+    return Finola(config.embed_dim, size, config.origin, norm=norm, gain=config.gain)

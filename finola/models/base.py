@@ -1,0 +1,158 @@
+"""What all models share: a configuration, an encoder, and images in [0, 1] of one size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from finola.errors import FinolaError
+from finola.models.mobileformer import CONFIGS, MobileFormer
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+ENCODER_STRIDE = 16
+IMAGE_KEYS = frozenset({"data.policy", "data.resident"})  # of a recipe: crops and their augmentation
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What all configurations share. A subclass is a kind of model: its fields are the `model:` section of a recipe and
+    stand in weights files, and its class attributes tell the rest of the package all it must know of the kind
+    (`finola.registry.register_kind` makes one known). Names of the form "module:name" are imported on first use.
+
+    Attributes:
+        kind: the name of the kind, which stands in weights files.
+        task: the training task, a `finola.training.tasks.base.Task`.
+        data: what it trains on, a `finola.training.datamodule.RunData`.
+        cost: a function of the configuration that counts parameters and multiply-adds for `finola info`.
+        score: what `finola eval` measures: "reconstruction", "masked", "classes" or "objects"; None: only its encoder.
+        has_classes: it has the fields `num_classes` and `classes`, and `reset_classifier`.
+        keeps_features: it has `features` and `head.classify`, so that what its frozen encoder gives for an image that
+            is always seen alike can be computed once.
+        views: crops of each image in a training batch.
+        recipe_keys: keys of a recipe that only some kinds have, this one among them.
+        needs: a package of an extra, without which it cannot be built.
+    """
+
+    kind: ClassVar[str]
+    task: ClassVar[str]
+    data: ClassVar[str] = "finola.training.datamodule:Images"
+    cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_forward"
+    score: ClassVar[str | None] = None
+    has_classes: ClassVar[bool] = False
+    keeps_features: ClassVar[bool] = False
+    views: ClassVar[int] = 1
+    recipe_keys: ClassVar[frozenset[str]] = IMAGE_KEYS
+    needs: ClassVar[str | None] = None
+
+    @property
+    def encoder(self) -> str:
+        """The encoder's name."""
+        raise AttributeError(f"{type(self).__name__} has no field `encoder`")
+
+    @property
+    def image_size(self) -> int:
+        """S in pixels."""
+        raise AttributeError(f"{type(self).__name__} has no field `image_size`")
+
+    def build(self) -> ImageModel:
+        """An untrained model of this configuration."""
+        raise AttributeError(f"{type(self).__name__} has no method `build`")
+
+    def without_start(self) -> ModelConfig:
+        """The same for a model whose weights will be replaced: without a start that costs time."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def check_image_size(self, unit: int) -> None:
+        """Raises FinolaError unless `image_size` is a multiple of `unit`."""
+        if self.image_size < unit or self.image_size % unit:
+            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {unit}")
+
+
+class ImageModel(nn.Module):
+    """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
+
+    encoder: nn.Module
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.encoder_frozen = False
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).view(3, 1, 1), persistent=False)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """x in [0, 1] -> what the encoder takes: ImageNet's mean and deviation removed, channels-last."""
+        return ((x - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+    def check_image(self, x: Tensor) -> None:
+        """Raises FinolaError unless x is (B, 3, S, S) of a floating type."""
+        size = self.config.image_size
+        if not x.is_floating_point():
+            raise FinolaError(f"image: got {x.dtype}, expected a floating type with values in [0, 1]; divide by 255")
+        if x.ndim != 4 or x.shape[1:] != (3, size, size):
+            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
+                              "finola.reconstruct and finola.predict take photographs of any size")
+
+    def freeze_encoder(self) -> None:
+        """No gradients for the encoder, and its BatchNorm statistics stay as they are, in training mode too."""
+        self.encoder_frozen = True
+        self.encoder.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> ImageModel:
+        super().train(mode)
+        if self.encoder_frozen:
+            self.encoder.eval()
+        return self
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
+        return {f"encoder.{name}" for name in self.encoder.no_weight_decay()}
+
+    def take_over(self, donor: ImageModel) -> None:
+        """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
+
+
+def create_encoder(name: str, **options: Any) -> nn.Module:
+    """An encoder without a classifier: one of our Mobile-Formers, or a model of timm's."""
+    if name in CONFIGS:
+        return MobileFormer(CONFIGS[name], num_classes=0, **options)
+    import timm
+
+    return timm.create_model(name, num_classes=0, **options)
+
+
+def check_encoder_name(name: str) -> None:
+    """Raises FinolaError unless it is the name of a Mobile-Former or timm knows the model; asked first, since timm
+    would fetch one named "hf-hub:..." over the network."""
+    if name in CONFIGS:
+        return
+    import timm
+
+    if not isinstance(name, str) or not timm.is_model(name):
+        raise FinolaError(f"encoder: unknown timm model {name!r}; finola's own: {', '.join(sorted(CONFIGS))}")
+
+
+def require_evaluation(model: nn.Module, why: str = "") -> None:
+    """Raises FinolaError for a model in training mode; `why` says what would go wrong."""
+    if model.training:
+        raise FinolaError(f"model: is in training mode{why and f', {why}'}; call model.eval() first")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode without gradients; afterwards the model is in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)

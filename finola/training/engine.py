@@ -1,0 +1,356 @@
+"""Training runs: a recipe and folders of images in; weights, curves and a result out.
+
+`fit` hands the work to Lightning's Trainer (devices, DDP, precision, accumulation, averaging, loggers);
+`callbacks.py` adds what an exact resume needs.
+
+A run's folder:
+    recipe.yaml            what was run
+    last.ckpt              the newest checkpoint
+    features_0/            what a frozen encoder gives for the images, while a probe runs; one for each process
+    csv/, tensorboard/     logs; each resume starts a new csv version
+    panels/                one picture for each validation: reconstructions, predictions, objects, or the confusion of
+                           classes
+    weights.safetensors, result.json, curve.png, panel.png    written when the run ends
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import shutil
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from pkgutil import resolve_name
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from finola.errors import DataError, RecipeError, WeightsError
+from finola.files import atomic_write, check_folder
+from finola.models.linear_start import start_from_images
+from finola.provenance import device_name, environment
+from finola.training.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
+from finola.training.datamodule import RunData
+from finola.training.recipe import Recipe, differences
+from finola.training.sync_batchnorm import synchronise_batch_norm
+from finola.training.tasks.base import NonFiniteLoss, Task
+from finola.training.transfer import transfer
+from finola.weights import save_weights
+
+# what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
+FREE_KEYS = {
+    "paper.table", "paper.row", "paper.psnr", "paper.top1", "paper.box_ap", "paper.mask_ap", "data.num_workers",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
+    "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
+}
+
+HARMLESS_WARNINGS = (
+    ".*smaller than the logging interval", "`isinstance.treespec, LeafSpec.` is deprecated",
+    "Grad strides do not match bucket view strides", r".*module\(s\) in eval mode at the start of training",
+)
+
+
+def fit(
+    recipe: Recipe, data: list[str], val: list[str] | None, out: str | Path, *,
+    resume: bool = False, allow_changes: bool = False, init_from: str | Path | None = None,
+    num_classes: int | None = None, new_head: bool = False,
+) -> dict:
+    """Train, or go on training, and write the run's folder.
+
+    Args:
+        data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
+            format and perhaps the folder of its images; without `val` nothing is validated.
+        out: the run's folder; must be empty or absent unless `resume`.
+        resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        allow_changes: resume although the recipe, the number of processes or the data are others than before.
+        init_from: a weights file to start from (see `finola.training.transfer`).
+        num_classes: the classes of `data`, said in full knowledge: a classifier or detector for others gets a new last
+            layer.
+        new_head: take the encoder alone of a classifier or a detector in `init_from`.
+
+    Returns:
+        The content of result.json.
+
+    Raises:
+        RecipeError, DataError, WeightsError: on bad input.
+        NonFiniteLoss: the run did not converge; result.json says so.
+        SystemExit: 128 + the signal's number, after SIGTERM or SIGINT and a last checkpoint.
+    """
+    started, out = time.monotonic(), Path(out)
+    going_on = resume and (out / "last.ckpt").exists()
+    _check_options(recipe, init_from, num_classes, new_head, going_on)
+    torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
+    _check_folder(out, resume)
+    images: RunData = resolve_name(recipe.model_config().data).open(recipe, data, val, out)
+    config = _model_config(recipe, images, num_classes)
+    task = _task(recipe, config, images, out)
+    if init_from and not going_on:
+        transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
+    deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
+    speed = Speed()
+    classes = getattr(config, "classes", ())
+    checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
+    trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
+    _check_division(recipe, trainer.world_size)
+    checkpoint = _read_checkpoint(checkpoints.path) if going_on else None
+    if checkpoint:
+        _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
+        images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
+    elif recipe.optim.start_images and not init_from:
+        start_from_images(task.model, images.some(recipe.optim.start_images))
+    if trainer.world_size > 1:
+        task.model = synchronise_batch_norm(task.model, trainer.strategy.root_device)
+    _open_folder(out, recipe)
+    _announce(recipe, images, task, trainer, out, checkpoint)
+    for harmless in HARMLESS_WARNINGS:
+        warnings.filterwarnings("ignore", harmless)
+
+    outcome = {"finished": True, "converged": True}
+    try:
+        if checkpoint and checkpoint["global_step"] >= images.total_steps:
+            _restore_finished(task, speed, checkpoint)
+            outcome["step"] = checkpoint["global_step"]
+        else:
+            _run(trainer, task, images, checkpoints.path if checkpoint else None)
+            outcome |= {"finished": not checkpoints.out_of_time, "step": trainer.global_step}
+    except NonFiniteLoss as error:
+        names = [images.train.name(index) for index in error.indices]
+        outcome = {"finished": False, "converged": False, "step": error.step, "failed_batch": names}
+        _write_results(recipe, task, images, trainer, speed, out, outcome)
+        raise
+    result = _write_results(recipe, task, images, trainer, speed, out, outcome)
+    _announce_end(result, out)
+    return result
+
+
+def _model_config(recipe: Recipe, images: RunData, num_classes: int | None):
+    """The recipe's, with the classes of the data for a model that has classes."""
+    config = recipe.model_config()
+    if not config.has_classes:
+        return config
+    fields = images.classes()
+    wanted = num_classes or recipe.model.overrides.get("num_classes", fields["num_classes"])
+    if wanted != fields["num_classes"]:
+        raise DataError(f"{images.train.source}: holds {fields['num_classes']} classes, expected {wanted}; correct"
+                        " --num-classes or model.num_classes, or choose other data")
+    return replace(config, **fields)
+
+
+def _task(recipe: Recipe, config, images: RunData, out: Path) -> Task:
+    torch.manual_seed(recipe.seed)
+    images.model = config.build()
+    if recipe.trainer.compile:
+        images.model.compile()  # in place: the names of the weights stay
+    task: Task = resolve_name(config.task)(
+        images.model, recipe.optim, images.total_steps, seed=recipe.seed, panel_folder=out / "panels",
+        panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
+    )
+    every = recipe.trainer.knn_every
+
+    def neighbours() -> float | None:
+        return images.neighbours_accuracy(task.model) if (len(task.history) + 1) % every == 0 else None
+
+    if every is not None and images.has_neighbours:
+        task.neighbours = neighbours
+    return task
+
+
+def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
+    section = recipe.trainer
+    if section.ema_decay is not None:
+        callbacks.append(WeightAveraging(multi_avg_fn=Ema(section.ema_decay)))
+    bar = sys.stdout.isatty()
+    callbacks.append(RichProgressBar() if bar else EpochLines())
+    plugins = [WholeFileCheckpoints()]
+    if SLURMEnvironment.detect():  # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    if section.accelerator != "cpu" and torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    return Trainer(
+        accelerator=section.accelerator, devices=section.devices, num_nodes=section.num_nodes,
+        strategy=section.strategy, precision=section.precision, plugins=plugins, callbacks=callbacks,
+        logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
+        max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
+        gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=_val_every(recipe),
+        limit_val_batches=1.0 if validate else 0, num_sanity_val_steps=0, log_every_n_steps=10,
+        enable_progress_bar=bar, use_distributed_sampler=False, enable_model_summary=False,
+        default_root_dir=out,
+    )
+
+
+def _val_every(recipe: Recipe) -> int:
+    """`val_every`, or the next smaller number that divides the epochs: the last epoch is always validated."""
+    epochs = recipe.optim.epochs
+    return max(n for n in range(1, min(recipe.trainer.val_every, epochs) + 1) if epochs % n == 0)
+
+
+def _run(trainer: Trainer, task: Task, images: RunData, checkpoint_path: Path | None) -> None:
+    try:
+        trainer.fit(task, datamodule=images, ckpt_path=checkpoint_path, weights_only=True)
+    except SystemExit as error:
+        if error.code == 1 and trainer.interrupted:  # Lightning's answer to Ctrl-C before the first step
+            raise KeyboardInterrupt from None
+        raise
+
+
+def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
+    """For a run that was killed between its last step and its results."""
+    task.load_state_dict(checkpoint["state_dict"])  # the averaged weights, where weights are averaged
+    task.on_load_checkpoint(checkpoint)
+    speed.load_state_dict(checkpoint["callbacks"][speed.state_key])
+
+
+# checks -------------------------------------------------------------------------------------------
+
+
+def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool, going_on: bool) -> None:
+    """`num_classes` and `new_head` say what becomes of a head for classes: there must be one. A frozen encoder must
+    come from somewhere."""
+    config = recipe.model_config()
+    for option, given in (("--num-classes", num_classes is not None), ("--new-head", new_head)):
+        if given and not config.has_classes:
+            raise RecipeError(f"{option}: is for classifiers and detectors, {recipe.name} trains a model of kind"
+                              f" {config.kind!r}; leave it out, or choose a recipe for one of these")
+    if recipe.optim.freeze_encoder and not init_from and not going_on:
+        raise RecipeError("--weights (of finola train: --init-from) is missing; name the pre-trained encoder that"
+                          f" {recipe.name} keeps as it is (optim.freeze_encoder)")
+    if new_head and not init_from:
+        raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"
+                          " out")
+
+
+def _read_checkpoint(path: Path) -> dict:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise WeightsError(f"{path}: not a whole checkpoint ({reason}); remove it to start again") from None
+
+
+def _check_same_run(checkpoint: dict, identity: dict, path: Path, allow_changes: bool) -> None:
+    pairs = differences(checkpoint["identity"], identity)
+    changed = {key: pair for key, pair in pairs.items() if key not in FREE_KEYS}
+    if changed and not allow_changes:
+        listed = "; ".join(f"{key}: {_short(before)} then, {_short(after)} now"
+                           for key, (before, after) in changed.items())
+        raise RecipeError(f"{path}: is of another run ({listed}); undo the change, choose another --out,"
+                          " or add --allow-changes")
+
+
+def _short(value) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+@rank_zero_only
+def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
+    parameters = sum(p.numel() for p in task.model.parameters()) / 1e6
+    begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
+    print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
+          f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
+          f" {trainer.world_size} x {device_name(trainer.strategy.root_device)};"
+          f" {out}, from {begin}", flush=True)
+
+
+@rank_zero_only
+def _announce_end(result: dict, out: Path) -> None:
+    scores = [f"{name.removeprefix('val_')} {value:.2f}" for name, value in result.items()
+              if name.startswith("val_") and value is not None]
+    missing = ", not yet validated" if result["images"]["val"] else ""
+    score = f", validation: {', '.join(scores)}" if scores else missing
+    state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
+    print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
+
+
+@rank_zero_only
+def _check_folder(out: Path, resume: bool) -> None:
+    check_folder(out)
+    if out.exists() and any(out.iterdir()) and not resume:
+        raise RecipeError(f"{out}: is not empty; add --resume to go on with it, or choose another --out")
+
+
+@rank_zero_only
+def _open_folder(out: Path, recipe: Recipe) -> None:
+    for leftover in out.glob(".*-*.ckpt"):  # of a process killed while it wrote a checkpoint
+        leftover.unlink()
+    with atomic_write(out / "recipe.yaml") as path:
+        path.write_text(recipe.as_yaml(), encoding="utf-8")
+
+
+def _check_division(recipe: Recipe, processes: int) -> None:
+    parts = processes * recipe.trainer.accumulate
+    if recipe.optim.batch_size % parts:
+        raise RecipeError(f"optim.batch_size: got {recipe.optim.batch_size}, expected a multiple of {parts}"
+                          f" ({processes} processes x trainer.accumulate {recipe.trainer.accumulate})")
+
+
+# results ------------------------------------------------------------------------------------------
+
+
+def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
+    surroundings = environment(trainer.strategy.root_device)
+    result = {
+        "recipe": recipe.name, **outcome,
+        "total_steps": images.total_steps,
+        **_last_scores(task),
+        "seconds": round(speed.seconds, 1), "images_per_second": speed.images_per_second,
+        **surroundings, "hardware": f"{trainer.world_size} x {surroundings['hardware']}",
+        "images": {"train": len(images.train), "val": len(images.val) if images.val else 0},
+        "settings": recipe.as_dict(), "history": task.history,
+    }
+    if trainer.is_global_zero:
+        _write_files(recipe, task, out, result)
+    return result
+
+
+def _last_scores(task: Task) -> dict[str, float | None]:
+    """What the last validation found; None where there was none."""
+    last = task.history[-1] if task.history else {}
+    names = [f"val_{name}" for name in task.scores] or ["val_loss"]
+    return {name: last.get(name) for name in [*names, *(["val_knn"] if "val_knn" in last else [])]}
+
+
+def _write_files(recipe: Recipe, task: Task, out: Path, result: dict) -> None:
+    if result["converged"]:
+        model = task.model.config.build()  # with plain batch norm
+        model.load_state_dict(task.model.state_dict())
+        scores = [name for name in result if name.startswith("val_")]
+        kept = ("recipe", "step", "total_steps", *scores, "hardware", "torch", "commit")
+        save_weights(model, out / "weights.safetensors", {key: json.dumps(result[key]) for key in kept})
+    panels = sorted((out / "panels").glob("*.png"))
+    if panels:
+        with atomic_write(out / "panel.png") as path:
+            shutil.copyfile(panels[-1], path)
+    if task.history:
+        _draw_curve(task, out / "curve.png")
+    with atomic_write(out / "result.json") as path:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _draw_curve(task: Task, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    score = task.scores[0] if task.scores else "loss"
+    steps = [point["step"] for point in task.history]
+    shown = [(axes, f"train_{score}", "training"), (axes, f"val_{score}", "validation")]
+    axes.set(xlabel="optimiser steps", ylabel=f"{score}, {task.unit}" if task.unit else score)
+    if task.scores and not task.follows_score:
+        right = axes.twinx()
+        right.set(ylabel="loss", yscale="log")
+        shown = [(axes, f"val_{name}", name) for name in task.scores[:2]] + [(right, "train_loss", "training loss")]
+    for i, (of, key, label) in enumerate(shown):
+        of.plot(steps, [point.get(key) for point in task.history], marker=".", label=label, color=f"C{i}")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=3)
+    with atomic_write(path) as temporary:
+        figure.savefig(temporary, dpi=150)

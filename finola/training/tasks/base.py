@@ -1,0 +1,244 @@
+"""What all training tasks share: optimiser, schedule, seeds, the check of the loss, the history of a run.
+
+Training settings are those of the paper's tables `appendix:FINOLA`, `appendix:lin-tran-setting` and
+`appendix:finetune-setting`; what they leave open is a field of the recipe.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchvision.transforms.functional import pil_to_tensor
+
+from finola.drawing import PANEL_IMAGES
+from finola.errors import FinolaError
+from finola.files import atomic_write
+from finola.training.recipe import OptimSection
+
+
+class NonFiniteLoss(FinolaError):
+    """The loss became infinite or not a number: the run did not converge ("not converge" in the paper).
+
+    Attributes:
+        step: optimiser steps taken before it.
+        indices: the images of the batch, as numbers in the training set.
+    """
+
+    def __init__(self, step: int, indices: list[int]):
+        self.step, self.indices = step, indices
+        super().__init__(
+            f"the training loss is not finite at step {step} (images {indices}); nothing was changed by this step and"
+            " the last checkpoint is kept; lower optim.base_lr or set optim.clip_grad"
+        )
+
+
+class Task(LightningModule):
+    """Trains `model`; a subclass says what the loss and the scores are.
+
+    Args:
+        model: has `no_weight_decay()`, `.encoder` and `.config`.
+        optim: the recipe's section.
+        total_steps: optimiser steps of the whole run, from the recipe and the number of images; asking
+            Lightning for them would lose the position in the data on resume.
+        seed: with the batch number and the rank it decides all randomness inside the model, so that a resumed
+            run needs no stored generator state.
+        panel_folder: where pictures of some validation images go, every `panel_every` validations.
+
+    `history` has one entry for each validation: step, epoch, mean training loss and score of the epoch (this
+    process alone), mean validation loss and scores, as far as the task has them; None for what is not finite. It is
+    stored in the checkpoint.
+
+    Attributes:
+        scores: what a validation finds besides the loss.
+        panel_due: whether this process draws the picture of the validation that is on.
+        follows_score: whether the first score is also followed in training.
+        unit: of the first score.
+        neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
+    """
+
+    scores: tuple[str, ...] = ()
+    follows_score = True
+    unit = ""
+
+    def __init__(
+        self, model: nn.Module, optim: OptimSection, total_steps: int, *, seed: int = 0,
+        panel_folder: Path | None = None, panel_every: int = 1, channels_last: bool = False,
+    ):
+        super().__init__()
+        self.model, self.optim, self.total_steps, self.seed = model, optim, total_steps, seed
+        self.panel_folder, self.panel_every = panel_folder, panel_every
+        self.panel_due = False
+        self.neighbours: Callable[[], float | None] | None = None
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.model.to(memory_format=self.memory_format)
+        if optim.freeze_encoder:
+            self.model.freeze_encoder()
+        self.val_loss = MeanMetric(nan_strategy="disable")  # by default they are left out of the mean
+        self.history: list[dict] = []
+        self.train_sums = torch.zeros(3)  # loss, score, batches of this epoch; no buffer: weights are averaged
+        self._knn: float | None = None
+
+    # what a subclass defines
+
+    @abstractmethod
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The loss of a batch and its first score (None where the task does not follow one), both scalars."""
+
+    @abstractmethod
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Take a batch into `val_loss` and into the metrics of the scores."""
+
+    @abstractmethod
+    def validation_scores(self) -> dict[str, Tensor]:
+        """The scores of the validation that has just ended, over all processes; the metrics start anew."""
+
+    def picture(self) -> Image.Image | None:
+        """A picture of the validation that has just ended."""
+
+    # training
+
+    def configure_optimizers(self):
+        """AdamW, or SGD with momentum; biases, norms and embeddings are not decayed, the autoregression's matrices
+        are. With `layer_decay` a parameter's learning rate falls with its distance from the head."""
+        groups: dict[tuple[bool, float], dict] = {}
+        free, scales = self.model.no_weight_decay(), self._learning_rate_scales()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                decayed, scale = parameter.ndim >= 2 and name not in free, scales.get(name, 1.0)
+                group = groups.setdefault((decayed, scale), {"params": [], "decayed": decayed, "scale": scale})
+                group["params"].append(parameter)
+        groups = sorted(groups.values(), key=lambda group: (-group["scale"], not group["decayed"]))
+        if self.optim.optimizer == "sgd":
+            return torch.optim.SGD(groups, lr=self.optim.lr, momentum=0.9)
+        fused = self.optim.clip_grad is None  # Lightning does not clip for a fused optimiser
+        return torch.optim.AdamW(groups, lr=self.optim.lr, fused=fused)
+
+    def _learning_rate_scales(self) -> dict[str, float]:
+        decay = self.optim.layer_decay
+        return self.model.layer_scales(decay) if decay is not None else {}
+
+    def on_train_epoch_start(self):
+        self.train_sums = torch.zeros(3, device=self.device)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        """Set what depends on the step: learning rate and seeds. Both are computed, never restored."""
+        optim = self.optim
+        milestones = None if optim.milestones is None else [epoch / optim.epochs for epoch in optim.milestones]
+        lr = learning_rate(self.global_step, self.total_steps, optim.warmup, optim.lr, milestones)
+        for group in self.optimizers().param_groups:
+            group.update(lr=lr * group["scale"], weight_decay=self.optim.weight_decay if group["decayed"] else 0.0)
+            if self.optim.optimizer == "adamw":
+                group.update(betas=self.optim.betas)
+        batches = self.trainer.fit_loop.total_batch_idx
+        seed = (self.seed * 1_000_003 + batches) * 1_009 + self.global_rank
+        torch.manual_seed(seed)
+        random.seed(seed)  # timm's mixup and random erasing draw from these two
+        np.random.seed(seed % 2**32)
+        self.log("lr", lr)
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss, score = self.training_loss(batch)
+        if not self.trainer.strategy.reduce_boolean_decision(bool(loss.isfinite()), all=True):
+            raise NonFiniteLoss(self.global_step, batch["index"].tolist())
+        size = len(batch["index"])
+        followed = loss.detach() if score is None else score.detach()
+        self.train_sums += torch.stack([loss.detach(), followed, torch.ones_like(followed)])
+        self.log("train/loss", loss, prog_bar=score is None, batch_size=size)
+        if score is not None:
+            self.log(f"train/{self.scores[0]}", score, prog_bar=True, batch_size=size)
+        return loss
+
+    # validation
+
+    def on_validation_epoch_start(self):
+        due = len(self.history) % self.panel_every == 0
+        self.panel_due = self.panel_folder is not None and due and self.global_rank == 0
+        self._knn = self.neighbours() if self.neighbours else None
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.validate_batch(batch, batch_idx)
+
+    def on_validation_epoch_end(self):
+        scores = {}
+        if self.val_loss.update_called:
+            scores["val/loss"] = self.val_loss.compute()
+            self.val_loss.reset()
+        scores |= {f"val/{name}": value for name, value in self.validation_scores().items()}
+        if self._knn is not None:
+            scores["val/knn"] = torch.tensor(self._knn, device=self.device)
+        self.log_dict(scores, prog_bar=True, sync_dist=True)
+        train_loss, train_score = (self.train_sums[:2] / self.train_sums[2]).tolist()
+        point = {"train_loss": train_loss}
+        if self.scores and self.follows_score:
+            point[f"train_{self.scores[0]}"] = train_score
+        point |= {name.replace("/", "_"): value.item() for name, value in scores.items()}
+        point = {name: value if math.isfinite(value) else None for name, value in point.items()}
+        self.history.append({"step": self.global_step, "epoch": self.current_epoch, **point})
+        if self.panel_due:
+            self._write_panel()
+
+    def _write_panel(self) -> None:
+        """The validation's picture: a PNG, and TensorBoard."""
+        picture = self.picture()
+        if picture is None:
+            return
+        with atomic_write(self.panel_folder / f"step_{self.global_step:07d}.png") as path:
+            picture.save(path)
+        for logger in self.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("val/panel", pil_to_tensor(picture), self.global_step)
+
+    # checkpoints
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["history"] = self.history
+        checkpoint["train_sums"] = self.train_sums.tolist()
+
+    def on_load_checkpoint(self, checkpoint):
+        self.history = checkpoint["history"]
+        self.train_sums = torch.tensor(checkpoint["train_sums"], device=self.device)
+
+
+class Examples:
+    """Some images of a validation, taken evenly over it, since sets are sorted by class."""
+
+    def __init__(self):
+        self.rows: list[tuple[Tensor, ...]] = []
+
+    def add(self, batches: int, batch_idx: int, *images: Tensor) -> None:
+        """Keep a share of each of `batches` batches of tensors (B, 3, S, S), PANEL_IMAGES in all."""
+        if batch_idx % math.ceil(batches / PANEL_IMAGES) == 0:
+            share = math.ceil(PANEL_IMAGES / batches)
+            self.rows += zip(*(image[:share].float().cpu() for image in images), strict=True)
+
+    def take(self) -> list[Tensor]:
+        """The images, (n, 3, S, S) for each of the tensors given to `add`; forgotten afterwards."""
+        rows, self.rows = self.rows, []
+        return [torch.stack(images) for images in zip(*rows, strict=True)]
+
+
+def learning_rate(step: int, total_steps: int, warmup: float, peak: float,
+                  milestones: Sequence[float] | None = None) -> float:
+    """The rate of optimiser step `step`, counted from 0.
+
+    Linear to `peak` over the part `warmup` of all steps, then a half cosine to zero; or, with `milestones`, parts of
+    the run too, constant and divided by ten at each.
+    """
+    warmup_steps = round(warmup * total_steps)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    if milestones is not None:
+        return peak * 0.1 ** sum(step >= round(part * total_steps) for part in milestones)
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))

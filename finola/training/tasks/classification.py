@@ -1,0 +1,79 @@
+"""Classification: an encoder and a head, the encoder frozen (probing) or trained (fine-tuning, supervised)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassConfusionMatrix
+
+from finola.drawing import confusion
+from finola.training.tasks.base import Task
+
+
+class Classification(Task):
+    """Trains a `Classifier` (B, 3, S, S) -> logits (B, classes), by cross-entropy.
+
+    Random erasing, mixup and cutmix act here, on the device; the crops and RandAugment belong to the loader. A batch
+    may also hold a frozen encoder's "features" in place of images. Scores: top-1 and top-5 accuracy in percent.
+    """
+
+    scores = ("top1", "top5")
+    unit = "%"
+
+    def __init__(self, model, optim, total_steps, **options):
+        from timm.data import Mixup
+        from timm.data.random_erasing import RandomErasing
+
+        super().__init__(model, optim, total_steps, **options)
+        classes = model.config.num_classes
+        self.erasing = RandomErasing(optim.random_erasing, mode="pixel") if optim.random_erasing else None
+        self.mixup = None
+        if optim.mixup or optim.cutmix:
+            self.mixup = Mixup(optim.mixup, optim.cutmix, label_smoothing=optim.label_smoothing, num_classes=classes)
+        self.val_top1 = MeanMetric(nan_strategy="disable")
+        self.val_top5 = MeanMetric(nan_strategy="disable")
+        self.val_confusion = MulticlassConfusionMatrix(classes)
+        self.confusion: Tensor | None = None  # of the last validation: (true class, predicted class) counts
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+        if "features" in batch:
+            return self.model.head.classify(*batch["features"]).float()
+        return self.model(batch["image"].contiguous(memory_format=self.memory_format)).float()
+
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        labels = batch["label"]
+        targets, smoothing = labels, self.optim.label_smoothing
+        if self.erasing is not None:
+            batch = batch | {"image": self._erase(batch["image"])}
+        if self.mixup is not None and len(labels) > 1:
+            even = len(labels) // 2 * 2  # timm mixes an image with its mirror place in the batch
+            image, targets = self.mixup(batch["image"][:even].clone(), labels[:even])
+            batch, labels, smoothing = batch | {"image": image}, labels[:even], 0.0
+        logits = self.logits(batch)
+        loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
+        return loss, 100 * (logits.argmax(1) == labels).float().mean()
+
+    def _erase(self, x: Tensor) -> Tensor:
+        """Random rectangles replaced by noise of the encoder's input scale: unit variance after normalisation."""
+        self.erasing.device = x.device
+        return self.erasing(self.model.normalise(x)) * self.model.std + self.model.mean
+
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        labels, logits = batch["label"], self.logits(batch)
+        self.val_loss.update(F.cross_entropy(logits, labels), weight=len(labels))
+        best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (B, 5)
+        self.val_top1.update(100 * best[:, 0].float())
+        self.val_top5.update(100 * best.any(1).float())
+        self.val_confusion.update(logits, labels)
+
+    def validation_scores(self) -> dict[str, Tensor]:
+        scores = {"top1": self.val_top1.compute(), "top5": self.val_top5.compute()}
+        self.confusion = self.val_confusion.compute().cpu()
+        for metric in (self.val_top1, self.val_top5, self.val_confusion):
+            metric.reset()
+        return scores
+
+    def picture(self) -> Image.Image:
+        return confusion(self.confusion, self.model.config.classes)

@@ -1,0 +1,74 @@
+"""Self-supervised pre-training: masked image models (masked FINOLA, MAE, SimMIM) and contrast (MoCo-v2)."""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from finola.drawing import panel
+from finola.evaluation.masked import fixed_masks, masked_psnr
+from finola.training.tasks.base import Examples, Task
+
+
+class MaskedPrediction(Task):
+    """Trains a `MaskedImageModel` to predict the masked region of an image from what is visible.
+
+    Scores: PSNR of the masked region alone, and of the whole picture with the visible region as it is. The paper
+    gives a "Recon-PSNR" without saying which of the two it is.
+    """
+
+    scores = ("psnr", "psnr_whole")
+    unit = "dB"
+
+    def __init__(self, model, optim, total_steps, **options):
+        super().__init__(model, optim, total_steps, **options)
+        self.val_psnr = MeanMetric(nan_strategy="disable")
+        self.val_psnr_whole = MeanMetric(nan_strategy="disable")
+        self._examples = Examples()
+
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        x = batch["image"]  # (B, 3, S, S)
+        patches, mask = self.model(x)
+        return self.model.loss(x, patches, mask), masked_psnr(self.model, x, patches.detach(), mask)[0].mean()
+
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        x = batch["image"]
+        with fixed_masks(batch_idx):
+            patches, mask = self.model(x)
+        self.val_loss.update(self.model.loss(x, patches, mask), weight=len(x))
+        masked, whole, visible, x_hat = masked_psnr(self.model, x, patches, mask)
+        self.val_psnr.update(masked)
+        self.val_psnr_whole.update(whole)
+        if self.panel_due:
+            self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
+
+    def validation_scores(self) -> dict[str, Tensor]:
+        scores = {"psnr": self.val_psnr.compute(), "psnr_whole": self.val_psnr_whole.compute()}
+        self.val_psnr.reset()
+        self.val_psnr_whole.reset()
+        return scores
+
+    def picture(self) -> Image.Image:
+        return panel(self._examples.take(), labels=["visible", "prediction", "original"])
+
+
+class Contrast(Task):
+    """Trains MoCo-v2: two crops of one picture are to be told from all other pictures."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        super().on_train_batch_start(batch, batch_idx)
+        if batch_idx % self.trainer.accumulate_grad_batches == 0:  # once an optimiser step
+            self.model.update_momentum_encoder()
+
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
+        return self.model(batch["image"]), None  # (B, 2, 3, S, S)
+
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """The loss of the picture against its mirror image; the k-NN accuracy says more."""
+        x = batch["image"]
+        self.val_loss.update(self.model(torch.stack([x, x.flip(-1)], dim=1)), weight=len(x))
+
+    def validation_scores(self) -> dict[str, Tensor]:
+        return {}

@@ -1,0 +1,61 @@
+"""The reconstruction task: an autoencoder and the squared error of its pixels."""
+
+from __future__ import annotations
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchmetrics import MeanMetric
+from torchmetrics.image import StructuralSimilarityIndexMeasure
+
+from finola.drawing import panel
+from finola.evaluation.metrics import psnr
+from finola.models.base import IMAGENET_STD
+from finola.training.tasks.base import Examples, Task
+
+
+class Reconstruction(Task):
+    """Trains a model (B, 3, S, S) in [0, 1] -> the same to give back its input."""
+
+    scores = ("psnr", "ssim")
+    unit = "dB"
+
+    def __init__(self, model, optim, total_steps, **options):
+        super().__init__(model, optim, total_steps, **options)
+        scale = IMAGENET_STD if optim.loss == "normalised" else (1.0, 1.0, 1.0)
+        self.register_buffer("scale", torch.tensor(scale).view(1, 3, 1, 1), persistent=False)
+        self.val_psnr = MeanMetric(nan_strategy="disable")
+        self.val_ssim = StructuralSimilarityIndexMeasure(data_range=1.0)
+        self._examples = Examples()
+
+    def loss(self, x_hat: Tensor, x: Tensor) -> Tensor:
+        """Mean squared error of raw pixels, or of those normalised as for the encoder (the means cancel)."""
+        return ((x_hat - x) / self.scale).square().mean()
+
+    def reconstruct(self, x: Tensor) -> Tensor:
+        """(B, 3, S, S) -> (B, 3, S, S) in fp32, whatever the precision of the model."""
+        return self.model(x.contiguous(memory_format=self.memory_format)).float()
+
+    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        x = batch["image"]  # (B, 3, S, S)
+        x_hat = self.reconstruct(x)
+        return self.loss(x_hat, x), psnr(x_hat.detach(), x).mean()
+
+    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        x = batch["image"]
+        x_hat = self.reconstruct(x)
+        self.val_loss.update(self.loss(x_hat, x), weight=len(x))
+        self.val_psnr.update(psnr(x_hat, x))
+        self.val_ssim.update(x_hat.clamp(0, 1), x)
+        if self.panel_due:
+            self._examples.add(self.trainer.num_val_batches[0], batch_idx, x, x_hat)
+
+    def validation_scores(self) -> dict[str, Tensor]:
+        scores = {"psnr": self.val_psnr.compute(), "ssim": self.val_ssim.compute()}
+        self.val_psnr.reset()
+        self.val_ssim.reset()
+        return scores
+
+    def picture(self) -> Image.Image:
+        """Some validation images over their reconstructions."""
+        return panel(self._examples.take(), labels=["original", "reconstruction"])

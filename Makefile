@@ -18,6 +18,7 @@ test-lowest:  ## the same with the oldest packages that pyproject.toml allows
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
+	$(BIN)/mypy
 
 bench: $(VENV)/.installed-dev  ## speed and memory of the operator on this machine
 	$(BIN)/finola bench operator

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchvision.models.detection import fasterrcnn_resnet50_fpn
 
 import finola
-from finola.detection.loader import padded, padding_of
+from finola.detection.loader import pad_batch, padding_of
 from finola.evaluation.flops import count
 from finola.evaluation.speed import peak_memory, seconds
 from finola.files import atomic_write
@@ -57,7 +57,7 @@ class Detecting(nn.Module):
         device = next(self.parameters()).device
         pictures = torch.rand(batch_size, 3, *self.size, generator=torch.Generator().manual_seed(0)).to(device)
         sizes = torch.tensor([self.size] * batch_size, device=device)
-        images = padded(list(pictures))
+        images = pad_batch(list(pictures))
         self.inputs = (list(pictures),) if self.foreign else (
             images, padding_of(sizes, *images.shape[-2:]), sizes, sizes)
 

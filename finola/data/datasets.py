@@ -1,26 +1,48 @@
-"""Data sets of image files.
-
-Every data set of this package has the same small face:
-
-    len(data)                  number of images
-    data.classes               list of class names, [] without labels
-    data.labels                (N,) int64, -1 where an image has no label
-    data.load(i, draft=None)   image i, upright RGB PIL; DataError if it cannot be decoded
-    data.name(i)               what messages call image i
-    data.source                the path or paths it was read from, as text
-"""
+"""Data sets of image files: what every one of them has (`ImageDataset`), folders, and parts and sums of data sets."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
 from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
+
+
+class ImageDataset(Protocol):
+    """The face of every data set of this package, and of one of your own.
+
+    Attributes:
+        classes: names of the classes, none without labels.
+        labels: (N,) int64, -1 where an image has no label.
+        source: the path or paths it was read from, as text.
+    """
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    @property
+    def labels(self) -> np.ndarray: ...
+
+    @property
+    def source(self) -> str: ...
+
+    def __len__(self) -> int:
+        """The number of images."""
+        ...
+
+    def load(self, index: int, draft: int | None = None) -> Image.Image:
+        """An image, upright RGB; `draft`: see `finola.data.images.decode_image`. DataError if it cannot be decoded."""
+        ...
+
+    def name(self, index: int) -> str:
+        """What messages call an image."""
+        ...
 
 
 class ImageFolder:

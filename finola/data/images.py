@@ -160,7 +160,7 @@ def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
     return len(source) == 0 if isinstance(source, bytes) else source.seek(0, os.SEEK_END) == 0
 
 
-LONGEST = 4  # sides of a picture before it is fitted, in shorter sides; what lies beyond is cropped anyway
+LONGEST_FITTED = 4  # sides of a picture before it is fitted, in shorter sides; what lies beyond is cropped anyway
 
 
 def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
@@ -173,7 +173,7 @@ def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
 
 def fit(image: Image.Image, size: int) -> Image.Image:
     """Shorter side resized to `size` (antialiased bicubic), then the centre square, as in `finola eval`."""
-    longest = LONGEST * min(image.size)
+    longest = LONGEST_FITTED * min(image.size)
     width, height = min(image.width, longest), min(image.height, longest)
     left, top = (image.width - width) // 2, (image.height - height) // 2
     image = image.crop((left, top, left + width, top + height))

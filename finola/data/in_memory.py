@@ -29,7 +29,7 @@ from finola.data.workers import threads, usable_cores
 from finola.drawing import to_image
 from finola.errors import DataError, RecipeError
 
-LONGEST = 2  # a stored picture's longer side, in shorter sides
+LONGEST_KEPT = 2  # a stored picture's longer side, in shorter sides
 CPU_PART = 16  # pictures cropped at once on a CPU: larger buffers leave its cache and run at half the speed
 
 
@@ -92,7 +92,7 @@ class ResidentImages:
             if height > width:
                 picture, width = picture.mT, height
             if width > store.shape[3]:
-                room = min(width + self.size // 4, LONGEST * self.size)  # with a reserve: growing copies
+                room = min(width + self.size // 4, LONGEST_KEPT * self.size)  # with a reserve: growing copies
                 store = torch.nn.functional.pad(store, (0, room - store.shape[3]))
             store[index, :, :, :width] = picture
         return store[:, :, :, : self.sizes.max()].contiguous()
@@ -258,7 +258,7 @@ class _Decoder:
             image = self.dataset.load(index, self.size if self.draft else None)
         except DataError as error:
             return error
-        return to_uint8(_cut_long(resize_shorter(image, self.size, self.resample), LONGEST * self.size))
+        return to_uint8(_cut_long(resize_shorter(image, self.size, self.resample), LONGEST_KEPT * self.size))
 
 
 def _cut_long(image: Image.Image, longest: int) -> Image.Image:

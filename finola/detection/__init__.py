@@ -13,7 +13,7 @@ from importlib import import_module
 
 _HOMES = {
     "CocoDetection": "finola.detection.coco",
-    "create_head": "finola.detection.heads",
+    "create_detection_head": "finola.detection.heads",
     "detect": "finola.detection.predict",
     "evaluate": "finola.detection.evaluation",
 }

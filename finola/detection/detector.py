@@ -21,10 +21,11 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from finola.errors import FinolaError, WeightsError
-from finola.models.base import ImageModel, ModelConfig, check_encoder_name, create_encoder
-from finola.models.mobileformer import MobileFormer, blank
+from finola.models.base import ImageModel, ModelConfig
+from finola.models.encoders import check_encoder_name, create_encoder
+from finola.models.mobileformer import MobileFormer, zero_padding
 
-STRIDE = 32  # sides of a batch are multiples of this many pixels
+SIDE_UNIT = 32  # sides of a batch are multiples of this many pixels
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class DetectorConfig(ModelConfig):
         classes, category_ids: their names and their numbers in COCO-format files, in the order of the labels; or none.
     """
 
-    task: ClassVar[str] = "finola.detection.task:Detection"
+    task: ClassVar[str] = "finola.detection.task:DetectionTask"
     data: ClassVar[str] = "finola.detection.datamodule:DetectionImages"
     score: ClassVar[str | None] = "objects"
     has_classes: ClassVar[bool] = True
@@ -54,8 +55,8 @@ class DetectorConfig(ModelConfig):
 
     def __post_init__(self):
         check_encoder_name(self.encoder)
-        if self.image_size < STRIDE:
-            raise FinolaError(f"image_size: got {self.image_size}, expected at least {STRIDE}")
+        if self.image_size < SIDE_UNIT:
+            raise FinolaError(f"image_size: got {self.image_size}, expected at least {SIDE_UNIT}")
         if self.max_size < self.image_size:
             raise FinolaError(f"max_size: got {self.max_size}, expected at least image_size, {self.image_size}")
         if self.num_classes < 1:
@@ -106,7 +107,8 @@ class Detector(ImageModel):
         indices = [list(self.channels).index(stride) for stride in self.strides]
         encode = partial(self.encoder.forward_intermediates, indices=indices, intermediates_only=True)
         x = self.normalise(images)
-        maps = encode(x, padding=padding) if isinstance(self.encoder, MobileFormer) else encode(blank(x, padding))
+        seeing = isinstance(self.encoder, MobileFormer)
+        maps = encode(x, padding=padding) if seeing else encode(zero_padding(x, padding))
         return dict(zip(self.strides, maps, strict=True))
 
     def no_weight_decay(self) -> set[str]:

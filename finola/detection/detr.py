@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 
 from finola.detection.detector import Detector, DetectorConfig
-from finola.detection.heads import DIM, check_head, create_head
+from finola.detection.heads import DIM, check_head, create_detection_head
 from finola.detection.matcher import set_losses
 
 
@@ -65,7 +65,7 @@ class Detr(Detector):
 
     def __init__(self, config: DetrConfig):
         super().__init__(config)
-        self.head = create_head(config.head, self.channels, config.num_queries, config.dropout)
+        self.head = create_detection_head(config.head, self.channels, config.num_queries, config.dropout)
         self.strides = self.head.strides
         self.outputs = Outputs(config.num_classes)
 

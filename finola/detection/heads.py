@@ -16,7 +16,7 @@ operation on the map, Former->Mobile (the map reads the queries). The pixel oper
 too, that of M-F- a lite bottleneck. The last block of all has only its first two steps. MF-Dec-522 and MF-Dec-211
 differ in their number of blocks. The laterals are not in the paper's table; its parameter counts require them.
 
-`TransformerHead` is DETR's own (Carion et al., ECCV 2020): six encoder layers over the map at 1/32, six decoder layers.
+`DetrTransformer` is DETR's own (Carion et al., ECCV 2020): six encoder layers over the map at 1/32, six decoder layers.
 
 Shapes: B batch, N positions of a map (h w) or queries, D = 256 channels. Padding (B, H, W) is True where a pixel lies
 outside its picture; no attention reads such positions. Maps run fastest in `torch.channels_last`, where `pixels` is
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finola.errors import FinolaError
-from finola.models.mobileformer import DynamicReLU, blank, depthwise_bn, pointwise_bn
+from finola.models.mobileformer import DynamicReLU, depthwise_bn, pointwise_bn, zero_padding
 
 DIM = 256  # channels of queries and maps
 NUM_HEADS = 8
@@ -43,9 +43,9 @@ BLOCKS = {"mf_dec_522": (5, 2, 2), "mf_dec_211": (2, 1, 1)}  # blocks at 1/32, 1
 HEADS = (*BLOCKS, "transformer")
 
 
-def create_head(
+def create_detection_head(
     name: str, channels: dict[int, int], num_queries: int = 100, dropout: float = 0.1
-) -> MFDec | TransformerHead:
+) -> MFDec | DetrTransformer:
     """The head "mf_dec_522", "mf_dec_211" or "transformer".
 
     Args:
@@ -56,13 +56,13 @@ def create_head(
     Raises FinolaError for a stride the encoder lacks, and as `check_head`.
     """
     check_head(name, num_queries, dropout)
-    head = TransformerHead if name == "transformer" else MFDec
+    head = DetrTransformer if name == "transformer" else MFDec
     missing = [stride for stride in head.strides if stride not in channels]
     if missing:
         raise FinolaError(f"head {name!r}: reads maps at strides {head.strides}, got an encoder with strides "
                           f"{tuple(channels)}; choose another head or encoder")
     if name == "transformer":
-        return TransformerHead(channels, num_queries, dropout)
+        return DetrTransformer(channels, num_queries, dropout)
     return MFDec(channels, BLOCKS[name], num_queries, dropout)
 
 
@@ -286,10 +286,10 @@ def enlarge(x: Tensor, size: tuple[int, int], padding: Tensor | None) -> Tensor:
         return y
     inside = ~padding_of_map(padding, x.shape[-2:])
     share = F.interpolate(inside[:, None].to(x.dtype), size, mode="bilinear")  # of what was averaged: 9/16 or more
-    return blank(y / share.clamp_min(0.5), padding_of_map(padding, size))
+    return zero_padding(y / share.clamp_min(0.5), padding_of_map(padding, size))
 
 
-class UpConv(nn.Module):
+class UpMap(nn.Module):
     """A coarse map brought to a finer one's size and added to it: bilinear, depthwise 3x3, 1x1; lateral 1x1."""
 
     def __init__(self, channels: int):
@@ -318,9 +318,9 @@ class MFDec(nn.Module):
         self.query_position = nn.Parameter(torch.empty(1, num_queries, DIM))
         self.down = nn.Sequential(*depthwise_bn(channels[16], channels[16], stride=2), *pointwise_bn(channels[16], DIM))
         self.blocks32 = Blocks(MFBlock(dropout, transformer=True) for _ in range(blocks[0]))
-        self.up16 = UpConv(channels[16])
+        self.up16 = UpMap(channels[16])
         self.blocks16 = Blocks(MFBlock(dropout, transformer=False) for _ in range(blocks[1]))
-        self.up8 = UpConv(channels[8])
+        self.up8 = UpMap(channels[8])
         self.blocks8 = Blocks(MFBlock(dropout, transformer=False) for _ in range(blocks[2] - 1))
         self.blocks8.append(QueryBlock(dropout))
         self.apply(_init_weights)
@@ -341,7 +341,7 @@ class MFDec(nn.Module):
         return [queries.values for queries in at32 + at16 + at8]
 
 
-class TransformerHead(nn.Module):
+class DetrTransformer(nn.Module):
     """DETR's transformer: the map at 1/32 projected to 256 channels, encoder layers over its positions, decoder layers
     over queries that start at zero. One LayerNorm follows the queries of every decoder layer on their way out.
 

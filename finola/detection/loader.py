@@ -10,7 +10,7 @@ from torch import Tensor
 from finola.data.images import to_uint8
 from finola.data.loader import BatchOrder, WorkerLoader
 from finola.detection.coco import CocoDetection
-from finola.detection.detector import STRIDE
+from finola.detection.detector import SIDE_UNIT
 from finola.detection.transforms import ViewPolicy, random_view, view_image, view_target, whole_view
 from finola.errors import DataError
 
@@ -83,11 +83,11 @@ def build_detection_loader(
     )
 
 
-def padded(pictures: list[Tensor]) -> Tensor:
+def pad_batch(pictures: list[Tensor]) -> Tensor:
     """Pictures (3, h, w) of any sizes -> (B, 3, H, W), zero at the right and the bottom; H and W are the largest h
     and w, rounded up to multiples of 32."""
     sides = torch.tensor([picture.shape[-2:] for picture in pictures]).amax(dim=0)
-    height, width = (-(-side // STRIDE) * STRIDE for side in sides.tolist())
+    height, width = (-(-side // SIDE_UNIT) * SIDE_UNIT for side in sides.tolist())
     batch = pictures[0].new_zeros(len(pictures), 3, height, width)
     for room, picture in zip(batch, pictures, strict=True):
         room[:, : picture.shape[1], : picture.shape[2]] = picture
@@ -143,4 +143,4 @@ class _Samples:
 def _collate(samples: list[dict]) -> dict:
     columns = {key: [sample[key] for sample in samples] for key in samples[0]}
     numbers = {key: torch.from_numpy(np.array(columns[key])) for key in ("size", "original", "index")}
-    return {"image": padded(columns["image"]), **numbers, "targets": columns["targets"]}
+    return {"image": pad_batch(columns["image"]), **numbers, "targets": columns["targets"]}

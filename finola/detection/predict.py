@@ -10,7 +10,7 @@ from torch import Tensor
 
 from finola.data.images import to_tensor, upright_rgb
 from finola.detection.detector import Detector, require_detector
-from finola.detection.loader import padded, padding_of
+from finola.detection.loader import pad_batch, padding_of
 from finola.detection.transforms import view_image, whole_view
 from finola.errors import FinolaError
 
@@ -38,7 +38,7 @@ def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor
     picture, config, device = upright_rgb(image), model.config, model.mean.device
     original = (picture.height, picture.width)
     view = whole_view(original, config.image_size, config.max_size)
-    images = padded([to_tensor(view_image(picture, view))]).to(device)  # (1, 3, H, W)
+    images = pad_batch([to_tensor(view_image(picture, view))]).to(device)  # (1, 3, H, W)
     sizes, originals = (torch.tensor([size], device=device) for size in (view.size, original))
     (found,) = model.detect(images, padding_of(sizes, *images.shape[-2:]), sizes, originals)
     return {name: value.cpu() for name, value in found.items()}

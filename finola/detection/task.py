@@ -12,7 +12,7 @@ from finola.drawing import PANEL_IMAGES, to_image
 from finola.training.tasks.base import Task
 
 
-class Detection(Task):
+class DetectionTask(Task):
     """Trains a `finola.detection.detector.Detector` on the batches of a `DetectionLoader`.
 
     Scores: COCO's average precision of boxes, and for Mask R-CNN of masks, in percent.

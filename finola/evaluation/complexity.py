@@ -22,12 +22,13 @@ from finola.errors import FinolaError, near
 from finola.evaluation.flops import Count, count
 from finola.kernels.grid import resolve_origin
 from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
-from finola.models.base import ENCODER_STRIDE, ModelConfig, create_encoder
+from finola.models.base import ModelConfig
 from finola.models.classifier import ClassifierConfig, is_vit
-from finola.models.decoder import WIDTHS, ConvDecoder
+from finola.models.decoder import DECODER_WIDTHS, ConvDecoder
+from finola.models.encoders import create_encoder
 from finola.models.heads import create_head, token_width
 from finola.models.masked import MaskedConfig
-from finola.models.mobileformer import CONFIGS
+from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
 from finola.registry import MODELS, config_class, list_models, model_config
 
 IMAGE_SIZE, EMBED_DIM = 256, 3072  # what the table's decoders are counted for
@@ -147,7 +148,7 @@ def _measurements() -> dict[str, Callable[[], Cost]]:
             encoders[f"{name} (out_channels={width})"] = partial(
                 _measure_encoder, name, size, out_channels=width)
     decoders = {}
-    for scale in sorted(WIDTHS):
+    for scale in sorted(DECODER_WIDTHS):
         decoders[f"decoder_s{scale}"] = partial(_measure_decoder, scale, None)
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
     parts = [resolve_name(source)() for source in PARTS]

@@ -24,7 +24,7 @@ from finola.data.images import fit, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError
 from finola.evaluation.metrics import picture_psnr
-from finola.inference.tiles import blend, cover, padded
+from finola.inference.tiles import blend, cover, mirrored
 from finola.models.autoencoder import FinolaAutoencoder
 
 
@@ -96,7 +96,7 @@ def reconstruct(
         original = fit(original, size)
     rows, columns = cover(original.height, size), cover(original.width, size)
     corners = [(y, x) for y in rows.starts for x in columns.starts]
-    squares = _reconstructed(model, padded(original, size), corners, batch_size, progress)
+    squares = _reconstructed(model, mirrored(original, size), corners, batch_size, progress)
     painted = blend(squares, rows, columns).crop((0, 0, *original.size))
     return Reconstruction(
         original, painted, picture_psnr(painted, original), (len(rows.starts), len(columns.starts))

@@ -41,7 +41,7 @@ class Tiling:
     def cut(self, image: Image.Image, size: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The tiles of an RGB picture in batches: (B, 3, side, side) at their own size, (B, 3, S, S) at the model's."""
         rows, columns = self.covers()
-        pixels = padded(image, self.side)
+        pixels = mirrored(image, self.side)
         corners = [(y, x) for y in rows.starts for x in columns.starts]
         for first in range(0, len(corners), batch_size):
             tiles = np.stack([pixels[y : y + self.side, x : x + self.side]
@@ -129,7 +129,7 @@ def blend(squares: Iterator[Tensor], rows: Cover, columns: Cover) -> Image.Image
     return canvas
 
 
-def padded(image: Image.Image, size: int) -> np.ndarray:
+def mirrored(image: Image.Image, size: int) -> np.ndarray:
     """(H, W, 3) uint8 with both sides at least `size`; a shorter one is mirrored over and over."""
     missing = [(0, max(0, size - side)) for side in (image.height, image.width)]
     if missing == [(0, 0), (0, 0)]:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
 from finola.errors import FinolaError
-from finola.models.base import ENCODER_STRIDE, ImageModel, ModelConfig, check_encoder_name, create_encoder
+from finola.models.base import ImageModel, ModelConfig
 from finola.models.decoder import ConvDecoder
+from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.linear_start import start_as_shifts
+from finola.models.mobileformer import ENCODER_STRIDE
 from finola.models.pooling import AttentionPool, resample_positions
 
 AUTOREGRESSIONS = ("norm_linear", "linear", "repeat", "repeat_pos")
@@ -41,7 +43,7 @@ class AutoencoderConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "autoencoder"
-    task: ClassVar[str] = "finola.training.tasks.reconstruction:Reconstruction"
+    task: ClassVar[str] = "finola.training.tasks.reconstruction:ReconstructionTask"
     cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_autoencoder"
     score: ClassVar[str | None] = "reconstruction"
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from finola.errors import FinolaError
-from finola.models.mobileformer import CONFIGS, MobileFormer
+from finola.models.encoders import Encoder
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-ENCODER_STRIDE = 16
 IMAGE_KEYS = frozenset({"data.policy", "data.resident"})  # of a recipe: crops and their augmentation
 
 
@@ -79,7 +78,7 @@ class ModelConfig:
 class ImageModel(nn.Module):
     """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
 
-    encoder: nn.Module
+    encoder: Encoder
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -118,26 +117,6 @@ class ImageModel(nn.Module):
 
     def take_over(self, donor: ImageModel) -> None:
         """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
-
-
-def create_encoder(name: str, **options: Any) -> nn.Module:
-    """An encoder without a classifier: one of our Mobile-Formers, or a model of timm's."""
-    if name in CONFIGS:
-        return MobileFormer(CONFIGS[name], num_classes=0, **options)
-    import timm
-
-    return timm.create_model(name, num_classes=0, **options)
-
-
-def check_encoder_name(name: str) -> None:
-    """Raises FinolaError unless it is the name of a Mobile-Former or timm knows the model; asked first, since timm
-    would fetch one named "hf-hub:..." over the network."""
-    if name in CONFIGS:
-        return
-    import timm
-
-    if not isinstance(name, str) or not timm.is_model(name):
-        raise FinolaError(f"encoder: unknown timm model {name!r}; finola's own: {', '.join(sorted(CONFIGS))}")
 
 
 def require_evaluation(model: nn.Module, why: str = "") -> None:

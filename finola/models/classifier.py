@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from finola.errors import FinolaError
-from finola.models.base import ENCODER_STRIDE, IMAGE_KEYS, ImageModel, ModelConfig, create_encoder
+from finola.models.base import IMAGE_KEYS, ImageModel, ModelConfig
+from finola.models.encoders import create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
-from finola.models.mobileformer import CONFIGS
+from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
 
 VIT_MODULES = ("vision_transformer", "deit")  # where timm has its plain ViTs
 
@@ -30,7 +31,7 @@ class ClassifierConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "classifier"
-    task: ClassVar[str] = "finola.training.tasks.classification:Classification"
+    task: ClassVar[str] = "finola.training.tasks.classification:ClassificationTask"
     cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_classifier"
     score: ClassVar[str | None] = "classes"
     has_classes: ClassVar[bool] = True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from finola.errors import FinolaError
 
 # output channels of the residual block at each distance (image size / block size) from the image
-WIDTHS = {32: 512, 16: 512, 8: 256, 4: 256, 2: 128, 1: 128}
+DECODER_WIDTHS = {32: 512, 16: 512, 8: 256, 4: 256, 2: 128, 1: 128}
 
 
 class ConvDecoder(nn.Module):
@@ -33,13 +33,13 @@ class ConvDecoder(nn.Module):
     def __init__(self, in_channels: int, scale: int, reduce: int | str | None = None,
                  widths: Sequence[int] | None = None):
         super().__init__()
-        if scale not in WIDTHS:
-            raise FinolaError(f"image size / map size: got {scale}, expected one of {sorted(WIDTHS)}")
+        if scale not in DECODER_WIDTHS:
+            raise FinolaError(f"image size / map size: got {scale}, expected one of {sorted(DECODER_WIDTHS)}")
         reduced = {"published": 1024 if scale >= 4 else 256, None: in_channels}.get(reduce, reduce)
         if not isinstance(reduced, int) or reduced < 1:
             raise FinolaError(f"decoder_reduce: got {reduce!r}, expected None, 'published' or a number of channels")
-        scales = [s for s in WIDTHS if s <= scale]
-        widths = [WIDTHS[s] for s in scales] if widths is None else widths
+        scales = [s for s in DECODER_WIDTHS if s <= scale]
+        widths = [DECODER_WIDTHS[s] for s in scales] if widths is None else widths
         if len(widths) != len(scales):
             raise FinolaError(f"decoder_widths: got {len(widths)} numbers, expected {len(scales)} for an upsampling "
                               f"factor of {scale} (image_size / map_size); change map_size with image_size, or "

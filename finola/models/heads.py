@@ -19,7 +19,7 @@ from finola.models.mobileformer import MobileFormer
 DEPTHS = {"tran1": 1, "tran4": 4}  # transformer blocks by head
 HEADS = ("lin", *DEPTHS)
 HEAD_DIM = 64  # channels of an attention head
-WIDTHS = {720: 192, 1440: 384, 2880: 768}  # width of a transformer for a map of so many channels
+HEAD_WIDTHS = {720: 192, 1440: 384, 2880: 768}  # width of a transformer for a map of so many channels
 
 
 def create_head(
@@ -132,7 +132,7 @@ class TransformerHead(nn.Module):
 def _default_width(channels: int, token_dim: int) -> int:
     if channels == token_dim:
         return channels
-    return next((width for limit, width in WIDTHS.items() if channels <= limit), max(WIDTHS.values()))
+    return next((width for limit, width in HEAD_WIDTHS.items() if channels <= limit), max(HEAD_WIDTHS.values()))
 
 
 def _linear(in_features: int, out_features: int, std: float = 0.02) -> nn.Linear:

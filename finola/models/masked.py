@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from finola.autoregression import Finola, advance
 from finola.errors import FinolaError
 from finola.kernels.grid import state_dtype
-from finola.models.base import ENCODER_STRIDE, ImageModel, ModelConfig, check_encoder_name, create_encoder
+from finola.models.base import ImageModel, ModelConfig
+from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
+from finola.models.mobileformer import ENCODER_STRIDE
 from finola.models.pooling import AttentionPool
 
 VARIANTS = ("block", "element")
@@ -99,7 +101,7 @@ class MaskedConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "masked"
-    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPrediction"
+    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPredictionTask"
     cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_masked"
     score: ClassVar[str | None] = "masked"
 

@@ -33,7 +33,7 @@ from finola.errors import FinolaError
 
 __all__ = ["MobileFormer", "MobileFormerConfig"]
 
-STRIDE = 16  # image pixels per position of the final map
+ENCODER_STRIDE = 16  # image pixels per position of the final map
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ def pointwise_bn(in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Mod
     return nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
 
 
-def blank(x: Tensor, padding: Tensor | None) -> Tensor:
+def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """Map (B, C, H, W), zero where `padding` (B, H, W) is True: what a convolution reads beyond a picture's border."""
     return x if padding is None else x * _inside(padding, x)
 
 
-def blank_(x: Tensor, padding: Tensor | None) -> Tensor:
+def zero_padding_(x: Tensor, padding: Tensor | None) -> Tensor:
     """The same in place, for a map that nothing else needs: not what an in-place activation gave."""
     return x if padding is None else x.mul_(_inside(padding, x))
 
@@ -131,7 +131,7 @@ def _inside(padding: Tensor, x: Tensor) -> Tensor:
     return (~padding[:, None]).to(x.dtype)
 
 
-def halve(padding: Tensor | None) -> Tensor | None:
+def downsample_padding(padding: Tensor | None) -> Tensor | None:
     """Padding (B, H, W) of a map -> that of the map which a 3x3 convolution of stride 2 makes of it."""
     return None if padding is None else padding[:, ::2, ::2]
 
@@ -198,7 +198,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
         """x (B, C_in, H, W), token (B, d), padding (B, H, W) -> (B, C_out, H, W)."""
-        y = blank_(self.act1(self.expand(x), token), padding)
+        y = zero_padding_(self.act1(self.expand(x), token), padding)
         y = self.act2(self.depthwise(y), token)
         y = self.project(y)
         return x + y if self.shortcut else y
@@ -221,7 +221,7 @@ class DownBottleneck(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
         """x (B, C_in, H, W), token (B, d), padding (B, H/2, W/2) -> (B, C_out, H/2, W/2)."""
-        y = blank_(self.project1(self.act1(self.expand1(x), token)), padding)
+        y = zero_padding_(self.project1(self.act1(self.expand1(x), token)), padding)
         return y + self.project2(self.act2(self.expand2(y), token))
 
 
@@ -314,7 +314,7 @@ class LiteBlock(nn.Module):
         self, x: Tensor, tokens: Tensor, padding: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """x (B, C, H, W), tokens (B, T, d), padding (B, H, W) -> the same shapes."""
-        return blank_(x + self.layers(x), padding), tokens, padding
+        return zero_padding_(x + self.layers(x), padding), tokens, padding
 
 
 class MobileFormerBlock(nn.Module):
@@ -335,9 +335,9 @@ class MobileFormerBlock(nn.Module):
         """x (B, C_in, H, W), tokens (B, T, d), padding (B, H, W) -> map (B, C_out, H/stride, W/stride), tokens, and
         the map's padding."""
         tokens = self.former(self.mobile_to_former(x, tokens, padding))
-        padding = halve(padding) if self.stride == 2 else padding
+        padding = downsample_padding(padding) if self.stride == 2 else padding
         x = self.mobile(x, tokens[:, 0], padding)
-        return blank_(self.former_to_mobile(x, tokens), padding), tokens, padding
+        return zero_padding_(self.former_to_mobile(x, tokens), padding), tokens, padding
 
 
 class MobileFormer(nn.Module):
@@ -502,20 +502,20 @@ class MobileFormer(nn.Module):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Map and tokens after each of the first `num_stages` stages, the tail being part of the last."""
         height, width = x.shape[-2:]
-        if self.strict_img_size and (height % STRIDE or width % STRIDE):
+        if self.strict_img_size and (height % ENCODER_STRIDE or width % ENCODER_STRIDE):
             raise FinolaError(
-                f"image size: got {height}x{width}, expected a height and a width divisible by {STRIDE}; "
+                f"image size: got {height}x{width}, expected a height and a width divisible by {ENCODER_STRIDE}; "
                 "resize, crop or pad the image"
             )
-        x = self.stem(blank(x, padding))
-        padding = halve(padding)
-        x = blank(x, padding)
+        x = self.stem(zero_padding(x, padding))
+        padding = downsample_padding(padding)
+        x = zero_padding(x, padding)
         tokens = self.tokens.expand(x.shape[0], -1, -1)
         for i, stage in enumerate(self.stages[:num_stages]):
             for block in stage:
                 x, tokens, padding = self._run_block(block, x, tokens, padding)
             if i == len(self.feature_info) - 1:
-                x = blank(self.tail(x), padding)
+                x = zero_padding(self.tail(x), padding)
             yield x, tokens
 
     def _run_block(

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
 from finola.errors import FinolaError
-from finola.models.base import ImageModel, ModelConfig, check_encoder_name, create_encoder
+from finola.models.base import ImageModel, ModelConfig
+from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masked import MaskedImageModel, glorot
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class MaeConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "mae"
-    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPrediction"
+    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPredictionTask"
     score: ClassVar[str | None] = "masked"
     needs: ClassVar[str | None] = "lightly"
 
@@ -83,7 +84,7 @@ class SimmimConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "simmim"
-    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPrediction"
+    task: ClassVar[str] = "finola.training.tasks.pretraining:MaskedPredictionTask"
     score: ClassVar[str | None] = "masked"
     needs: ClassVar[str | None] = "lightly"
 
@@ -116,7 +117,7 @@ class MocoConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "moco"
-    task: ClassVar[str] = "finola.training.tasks.pretraining:Contrast"
+    task: ClassVar[str] = "finola.training.tasks.pretraining:ContrastTask"
     views: ClassVar[int] = 2
     needs: ClassVar[str | None] = "lightly"
 

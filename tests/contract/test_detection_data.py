@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from finola.detection.coco import CocoDetection
-from finola.detection.loader import build_detection_loader, padded, padding_of
+from finola.detection.loader import build_detection_loader, pad_batch, padding_of
 from finola.detection.transforms import (
     View,
     ViewPolicy,
@@ -319,7 +319,7 @@ def test_processes_share_the_images_out(data, world_size):
 
 def test_padding_rounds_up_to_multiples_of_32():
     pictures = [torch.ones(3, 32, 40, dtype=torch.uint8), torch.ones(3, 20, 64, dtype=torch.uint8)]
-    batch = padded(pictures)
+    batch = pad_batch(pictures)
     assert batch.shape == (2, 3, 32, 64) and batch.dtype == torch.uint8
     padding = padding_of(torch.tensor([[32, 40], [20, 64]]), 32, 64)
     assert torch.equal(padding, batch[:, 0] == 0)

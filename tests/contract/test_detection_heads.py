@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finola.detection.heads import BLOCKS, HEADS, Tokens, create_head, enlarge, map_tokens, tokens_map
+from finola.detection.heads import BLOCKS, HEADS, Tokens, create_detection_head, enlarge, map_tokens, tokens_map
 from finola.errors import FinolaError
 
 CHANNELS = {8: 12, 16: 16, 32: 24}
@@ -21,7 +21,7 @@ def _seed():
 
 def make(name: str, num_queries: int = 7) -> nn.Module:
     """A head in eval mode whose BatchNorms hold statistics of their own, as after training."""
-    head = create_head(name, CHANNELS, num_queries).eval()
+    head = create_detection_head(name, CHANNELS, num_queries).eval()
     for norm in (m for m in head.modules() if isinstance(m, nn.BatchNorm2d)):
         nn.init.uniform_(norm.running_var, 0.5, 2)
         nn.init.normal_(norm.running_mean, std=0.1)
@@ -57,7 +57,7 @@ def test_gives_the_queries_after_each_block(name, num_queries):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_takes_the_papers_size_with_and_without_padding_to_32(name, size, map_size):
     with torch.device("meta"):
-        head = create_head(name, CHANNELS)
+        head = create_detection_head(name, CHANNELS)
         maps = maps_of(head, batch=1, size=size)
         assert maps[8].shape[2:] == map_size
         assert head(maps, torch.zeros(1, *size, dtype=torch.bool))[-1].shape == (1, 100, 256)
@@ -79,7 +79,7 @@ def test_the_embeddings_are_not_decayed(name):
 ])
 def test_bad_arguments(arguments, message):
     with pytest.raises(FinolaError, match=message):
-        create_head(*arguments)
+        create_detection_head(*arguments)
 
 
 # --- learning ---

@@ -17,7 +17,7 @@ from finola.training.recipe import load_recipe
 from finola.weights import load_weights, save_weights
 
 engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
-from finola.training.tasks.classification import Classification  # noqa: E402
+from finola.training.tasks.classification import ClassificationTask  # noqa: E402
 
 pytest.importorskip("lightly", reason="MAE, SimMIM and MoCo need the extra 'ssl'")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,14 +130,14 @@ def test_kept_features_score_as_the_images_do(images, masked, tmp_path):
 
 def stop_at(monkeypatch, batch):
     """SIGTERM in the middle of training batch `batch`, counted over all epochs."""
-    original = Classification.training_step
+    original = ClassificationTask.training_step
 
     def training_step(task, *args):
         if task.trainer.fit_loop.total_batch_idx == batch:
             signal.raise_signal(signal.SIGTERM)
         return original(task, *args)
 
-    monkeypatch.setattr(Classification, "training_step", training_step)
+    monkeypatch.setattr(ClassificationTask, "training_step", training_step)
 
 
 @pytest.mark.parametrize(("name", "overrides"), [
@@ -171,7 +171,7 @@ def test_lines_show_what_was_validated(images, masked, tmp_path, capsys):
 def test_layer_wise_learning_rates(images, tmp_path, monkeypatch):
     """The optimiser's groups: the head at the full rate, each layer below it at 0.5 of the one above."""
     seen = {}
-    original = Classification.on_train_batch_end
+    original = ClassificationTask.on_train_batch_end
 
     def record(task, *args):
         names = {id(parameter): name for name, parameter in task.model.named_parameters()}
@@ -180,7 +180,7 @@ def test_layer_wise_learning_rates(images, tmp_path, monkeypatch):
                 seen[names[id(parameter)]] = (group["lr"], group["weight_decay"])
         return original(task, *args)
 
-    monkeypatch.setattr(Classification, "on_train_batch_end", record)
+    monkeypatch.setattr(ClassificationTask, "on_train_batch_end", record)
     train("tran1_ft_w720", images, tmp_path / "run", "--optim.layer_decay", "0.5", "--optim.epochs", "2",
           "--optim.batch_size", "12")
     model = create_model("mobileformer_w720+tran1", image_size=32, num_classes=2)

@@ -20,7 +20,7 @@ from finola.training.recipe import load_recipe
 from finola.weights import load_weights, save_weights
 
 engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
-from finola.detection.task import Detection  # noqa: E402
+from finola.detection.task import DetectionTask  # noqa: E402
 
 pytest.importorskip("faster_coco_eval", reason="needs the extra 'detection'")
 pytest.importorskip("scipy", reason="needs the extra 'detection'")
@@ -261,7 +261,7 @@ def test_resume_in_mid_epoch(kind, overrides, recipes, coco, autoencoder, tmp_pa
     recipe = load_recipe(recipes[kind], overrides)
     data, options = ([str(coco["train"])], [str(coco["val"])]), {"init_from": autoencoder}
     engine.fit(recipe, *data, tmp_path / "whole", **options)
-    original = Detection.training_step
+    original = DetectionTask.training_step
 
     def training_step(task, *args):
         if task.trainer.fit_loop.total_batch_idx == 2:
@@ -269,7 +269,7 @@ def test_resume_in_mid_epoch(kind, overrides, recipes, coco, autoencoder, tmp_pa
         return original(task, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Detection, "training_step", training_step)
+        patch.setattr(DetectionTask, "training_step", training_step)
         with pytest.raises(SystemExit) as stop:
             engine.fit(recipe, *data, tmp_path / "run", **options)
     assert stop.value.code == 128 + signal.SIGTERM

@@ -15,7 +15,7 @@ from finola.training.recipe import load_recipe
 from finola.weights import read_tensors
 
 engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
-from finola.training.tasks.reconstruction import Reconstruction  # noqa: E402
+from finola.training.tasks.reconstruction import ReconstructionTask  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -34,14 +34,14 @@ def uninterrupted(one_thread, recipe_file, images, tmp_path_factory):
 
 def signal_at(monkeypatch, batch: int, number: int):
     """Send ourselves a signal in the middle of training batch `batch`, counted over all epochs."""
-    original = Reconstruction.training_step
+    original = ReconstructionTask.training_step
 
     def training_step(task, *args):
         if task.trainer.fit_loop.total_batch_idx == batch:
             signal.raise_signal(number)
         return original(task, *args)
 
-    monkeypatch.setattr(Reconstruction, "training_step", training_step)
+    monkeypatch.setattr(ReconstructionTask, "training_step", training_step)
 
 
 @pytest.mark.parametrize(("batch", "number"), [

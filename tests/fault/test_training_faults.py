@@ -23,7 +23,7 @@ engine = pytest.importorskip("finola.training.engine", reason="needs the extra '
 from finola.training.callbacks import WholeFileCheckpoints  # noqa: E402
 from finola.training.datamodule import Images  # noqa: E402
 from finola.training.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
-from finola.training.tasks.reconstruction import Reconstruction  # noqa: E402
+from finola.training.tasks.reconstruction import ReconstructionTask  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,12 +111,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
     """The run stops before the weights are touched and says where; its result says it did not converge."""
-    original = Reconstruction.loss
+    original = ReconstructionTask.loss
 
     def loss(task, x_hat, x):
         return original(task, x_hat, x) * (float("nan") if task.global_step == 2 else 1)
 
-    monkeypatch.setattr(Reconstruction, "loss", loss)
+    monkeypatch.setattr(ReconstructionTask, "loss", loss)
     with pytest.raises(NonFiniteLoss, match="not finite at step 2") as error:
         train(recipe_file, images, tmp_path / "run")
     result = json.loads((tmp_path / "run/result.json").read_text())

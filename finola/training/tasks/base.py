@@ -210,7 +210,7 @@ class Task(LightningModule):
         self.train_sums = torch.tensor(checkpoint["train_sums"], device=self.device)
 
 
-class Examples:
+class PanelImages:
     """Some images of a validation, taken evenly over it, since sets are sorted by class."""
 
     def __init__(self):

@@ -12,7 +12,7 @@ from finola.drawing import confusion
 from finola.training.tasks.base import Task
 
 
-class Classification(Task):
+class ClassificationTask(Task):
     """Trains a `Classifier` (B, 3, S, S) -> logits (B, classes), by cross-entropy.
 
     Random erasing, mixup and cutmix act here, on the device; the crops and RandAugment belong to the loader. A batch

@@ -9,10 +9,10 @@ from torchmetrics import MeanMetric
 
 from finola.drawing import panel
 from finola.evaluation.masked import fixed_masks, masked_psnr
-from finola.training.tasks.base import Examples, Task
+from finola.training.tasks.base import PanelImages, Task
 
 
-class MaskedPrediction(Task):
+class MaskedPredictionTask(Task):
     """Trains a `MaskedImageModel` to predict the masked region of an image from what is visible.
 
     Scores: PSNR of the masked region alone, and of the whole picture with the visible region as it is. The paper
@@ -26,7 +26,7 @@ class MaskedPrediction(Task):
         super().__init__(model, optim, total_steps, **options)
         self.val_psnr = MeanMetric(nan_strategy="disable")
         self.val_psnr_whole = MeanMetric(nan_strategy="disable")
-        self._examples = Examples()
+        self._examples = PanelImages()
 
     def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         x = batch["image"]  # (B, 3, S, S)
@@ -54,7 +54,7 @@ class MaskedPrediction(Task):
         return panel(self._examples.take(), labels=["visible", "prediction", "original"])
 
 
-class Contrast(Task):
+class ContrastTask(Task):
     """Trains MoCo-v2: two crops of one picture are to be told from all other pictures."""
 
     def on_train_batch_start(self, batch, batch_idx):

@@ -11,10 +11,10 @@ from torchmetrics.image import StructuralSimilarityIndexMeasure
 from finola.drawing import panel
 from finola.evaluation.metrics import psnr
 from finola.models.base import IMAGENET_STD
-from finola.training.tasks.base import Examples, Task
+from finola.training.tasks.base import PanelImages, Task
 
 
-class Reconstruction(Task):
+class ReconstructionTask(Task):
     """Trains a model (B, 3, S, S) in [0, 1] -> the same to give back its input."""
 
     scores = ("psnr", "ssim")
@@ -26,7 +26,7 @@ class Reconstruction(Task):
         self.register_buffer("scale", torch.tensor(scale).view(1, 3, 1, 1), persistent=False)
         self.val_psnr = MeanMetric(nan_strategy="disable")
         self.val_ssim = StructuralSimilarityIndexMeasure(data_range=1.0)
-        self._examples = Examples()
+        self._examples = PanelImages()
 
     def loss(self, x_hat: Tensor, x: Tensor) -> Tensor:
         """Mean squared error of raw pixels, or of those normalised as for the encoder (the means cancel)."""

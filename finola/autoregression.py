@@ -202,7 +202,8 @@ class Finola(nn.Module):
         self.dim, self.size, self.origin, self.path, self.norm = dim, tuple(size), origin, path, norm
         self.directions = tuple(direction_steps(self.size, resolve_origin(origin, self.size)))
         for direction in self.directions:
-            setattr(self, direction, nn.Parameter(torch.randn(dim, dim) * gain / dim**0.5))
+            matrix = nn.init.normal_(torch.empty(dim, dim), std=gain / dim**0.5)
+            setattr(self, direction, nn.Parameter(matrix))
         if norm == "batch":
             self.norms = nn.ModuleDict({d: _LineBatchNorm(dim, affine=False) for d in self.directions})
 

@@ -6,14 +6,16 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from finola.errors import FinolaError, WeightsError
 from finola.files import atomic_write
@@ -53,10 +55,8 @@ def load_weights(path: str | Path) -> nn.Module:
         raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected one of {formats}; "
                            "it was not written by finola.save_weights of this version")
     config = _read_config(path, metadata.get("config", ""), config_class(known[1]))
-    with torch.device("meta"):  # so that a false configuration costs no memory
-        check_state(_build(path, config), tensors, path)
     model = _build(path, config)
-    load_state(model, tensors, path)
+    model.load_state_dict(check_state(model, tensors, path), assign=True)
     return model
 
 
@@ -79,7 +79,7 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Pa
 
 
 def check_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> dict[str, Tensor]:
-    """The tensors under the model's own names; WeightsError unless they are the model's, and finite."""
+    """The tensors under the model's own names and in its precision; WeightsError unless they are its own, and finite."""
     plain = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
     expected = model.state_dict()
     _require(len(plain) == len(tensors), source, "ambiguous", tensors.keys() - plain.keys())
@@ -92,7 +92,8 @@ def check_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | P
         if tensor.is_floating_point() != expected[name].is_floating_point():
             raise WeightsError(f"{source}: tensor {name} is {tensor.dtype}, the model expects "
                                f"{expected[name].dtype}: weights of another architecture")
-        if not torch.isfinite(tensor).all():
+        plain[name] = tensor = tensor.to(expected[name].dtype)
+        if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():  # a NaN is both
             raise WeightsError(f"{source}: tensor {name} holds values that are not finite; the run that wrote it "
                                "did not converge")
     return plain
@@ -102,6 +103,20 @@ def weights_hash(path: str | Path) -> str:
     """SHA-256 of the file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class _ParametersOnMeta(TorchFunctionMode):
+    """Within it, what torch.empty gives has no memory, and is not filled with random numbers: a false configuration
+    costs nothing, a true one no time. Buffers hold their values."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            return func(*args, **{**kwargs, "device": "meta"})
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -129,9 +144,10 @@ def _read_config(path: str | Path, text: str, config_class: type):
 
 
 def _build(path: str | Path, config) -> nn.Module:
-    """An untrained model."""
+    """A model whose parameters hold nothing: weights take their place."""
     try:
-        model = config.without_start().build()
+        with _ParametersOnMeta():
+            model = config.without_start().build()
     except (FinolaError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(f"{path}: no model can be built from its configuration ({error})") from error
     model.config = config

@@ -38,8 +38,8 @@ class AttentionPool(nn.Module):
         if dim % self.num_heads:
             raise FinolaError(f"pool_heads: {self.num_heads} heads do not divide embed_dim {dim}")
         positions = self.size[0] * self.size[1]
-        self.position = nn.Parameter(torch.randn(positions, in_channels))
-        self.query = nn.Parameter(4 * torch.randn(dim))
+        self.position = nn.Parameter(nn.init.normal_(torch.empty(positions, in_channels)))
+        self.query = nn.Parameter(nn.init.normal_(torch.empty(dim), std=4))
         self.key = nn.Linear(in_channels, dim)
         self.value = nn.Linear(in_channels, dim)
         self.out = nn.Linear(dim, dim)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finola.autoregression import EPS, PATHS, Finola, autoregress, normalise
+from finola.autoregression import EPS, PATHS, Finola, Norm, autoregress, normalise
 from finola.errors import FinolaError
 from finola.kernels.grid import Origin, resolve_origin
 
@@ -36,7 +36,7 @@ NORMS = ("layer", "none")  # the norms that need no other position or image
 GRIDS = ("map", "pixels")
 SLACK = 1e-9  # a distance this much short of a whole number of steps counts as whole
 
-Norm = Callable[[Tensor], Tensor]
+Step = Callable[[Tensor, Tensor, float, Norm], Tensor]  # of a method: z (..., C), matrix, length, norm -> z
 
 
 def flow(
@@ -74,7 +74,7 @@ def flow(
         raise FinolaError(f"distance: got {distance}, expected a finite number of at least 0; the opposite direction "
                           "has a matrix of its own")
     _check_scheme(step, method, norm)
-    _check_matrix("matrix", matrix, z.shape[-1])
+    matrix = _checked_matrix("matrix", matrix, z.shape[-1])
     return _trajectory(z, matrix, [distance], step, _STEPS[method], _norm(norm, eps))[0]
 
 
@@ -118,28 +118,27 @@ def map_at(
     ys, xs = _coordinates("ys", ys), _coordinates("xs", xs)
     used = {"right": (right, max(xs) > 0), "left": (left, min(xs) < 0), "down": (down, max(ys) > 0),
             "up": (up, min(ys) < 0)}
-    for name, (matrix, needed) in used.items():
-        if needed:
-            _check_matrix(name, matrix, q.shape[1])
+    matrices = {name: _checked_matrix(name, matrix, q.shape[1]) for name, (matrix, needed) in used.items() if needed}
     one_step, normal = _STEPS[method], _norm(norm, eps)
 
-    def along(z: Tensor, coordinates: list[float], forth: Tensor, back: Tensor) -> Tensor:
+    def along(z: Tensor, coordinates: list[float], forth: str, back: str) -> Tensor:
         """z (..., C) -> (n, ..., C), at each coordinate."""
         order = sorted(range(len(coordinates)), key=lambda i: abs(coordinates[i]))
         found: dict[int, Tensor] = {}
-        for matrix, side in ((forth, [i for i in order if coordinates[i] >= 0]),
-                             (back, [i for i in order if coordinates[i] < 0])):
+        for direction, side in ((forth, [i for i in order if coordinates[i] >= 0]),
+                                (back, [i for i in order if coordinates[i] < 0])):
             distances = [abs(coordinates[i]) for i in side]
-            found |= zip(side, _trajectory(z, matrix, distances, step, one_step, normal), strict=True)
+            found |= zip(side, _trajectory(z, matrices.get(direction), distances, step, one_step, normal), strict=True)
         return torch.stack([found[i] for i in range(len(coordinates))])
 
     z = q.to(torch.promote_types(q.dtype, torch.float32))
     maps = []
     if path != "column_first":
-        maps.append(along(along(z, xs, right, left), ys, down, up).permute(2, 3, 0, 1))  # from (H, W, B, C)
+        maps.append(along(along(z, xs, "right", "left"), ys, "down", "up").permute(2, 3, 0, 1))  # from (H, W, B, C)
     if path != "row_first":
-        maps.append(along(along(z, ys, down, up), xs, right, left).permute(2, 3, 1, 0))  # from (W, H, B, C)
-    return (sum(maps) / len(maps)).to(q.dtype, memory_format=torch.channels_last)
+        maps.append(along(along(z, ys, "down", "up"), xs, "right", "left").permute(2, 3, 1, 0))  # from (W, H, B, C)
+    mean = maps[0] if len(maps) == 1 else (maps[0] + maps[1]) / 2
+    return mean.to(q.dtype, memory_format=torch.channels_last)
 
 
 def render(
@@ -187,8 +186,8 @@ def render(
 
     def paint(ys: list[float], xs: list[float]) -> Tensor:
         ys, xs = _within_reach(ys, law, "up", "down"), _within_reach(xs, law, "left", "right")
-        z = map_at(q, ys, xs, **law.matrices(), method=method, step=step, norm=law.norm)
-        return model.decoder(z).float() * model.std + model.mean
+        return model.decode_map(
+            map_at(q, ys, xs, **law.matrices(), path=law.path, method=method, step=step, norm=law.norm, eps=EPS))
 
     if grid == "map":
         return paint(*(_parts(n, start, factor) for n, start in zip(law.size, starts, strict=True)))
@@ -251,7 +250,7 @@ def residual(
     """
     if z.ndim != 4:
         raise FinolaError(f"z: got shape {tuple(z.shape)}, expected (B, C, H, W)")
-    y, x = resolve_origin(origin, tuple(z.shape[-2:]))
+    y, x = resolve_origin(origin, (z.shape[2], z.shape[3]))
     normal = _norm(norm, eps)
     rows = z.permute(0, 2, 3, 1)  # (B, H, W, C)
     horizontal = _misses(rows, x, {"right": right, "left": left}, normal)
@@ -293,8 +292,8 @@ def commutator(
         for path in ("row_first", "column_first")
     )
     start = q[:, :, None, None]
-    squares = [(z - start).square().sum(1) for z in (row_first, column_first)]
-    return _ratio((row_first - column_first).norm(dim=1), (sum(squares) / 2).sqrt())
+    one, other = ((z - start).square().sum(1) for z in (row_first, column_first))
+    return _ratio((row_first - column_first).norm(dim=1), ((one + other) / 2).sqrt())
 
 
 def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], normal: Norm) -> Tensor:
@@ -305,16 +304,17 @@ def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], norma
     misses = []
     for name, (before, after) in steps.items():
         if before.shape[2]:
-            _check_matrix(name, matrices[name], rows.shape[-1])
-            advance = F.linear(normal(before), matrices[name])
+            advance = F.linear(normal(before), _checked_matrix(name, matrices[name], rows.shape[-1]))
             misses.append(_ratio((after - before - advance).norm(dim=-1), advance.norm(dim=-1)))
     return torch.cat(misses, dim=2) if misses else rows.new_zeros(*rows.shape[:2], 0)
 
 
 def _trajectory(
-    z: Tensor, matrix: Tensor | None, distances: list[float], step: float, one_step: Callable, normal: Norm
+    z: Tensor, matrix: Tensor | None, distances: list[float], step: float, one_step: Step, normal: Norm
 ) -> list[Tensor]:
-    """z (..., C) after each of the distances, which ascend from 0 on."""
+    """z (..., C) after each of the distances, which ascend from 0 on; without a matrix all of them are 0."""
+    if matrix is None:
+        return [z] * len(distances)
     done, found = 0, []
     for distance in distances:
         whole = math.floor(distance / step + SLACK)
@@ -338,7 +338,7 @@ def _rk4(z: Tensor, matrix: Tensor, h: float, normal: Norm) -> Tensor:
     return z + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
-_STEPS = {"euler": _euler, "rk4": _rk4}
+_STEPS: dict[str, Step] = {"euler": _euler, "rk4": _rk4}
 METHODS = tuple(_STEPS)
 
 
@@ -368,10 +368,11 @@ def _check_scheme(step: float, method: str, norm: str) -> None:
     _norm(norm, EPS)
 
 
-def _check_matrix(name: str, matrix: Tensor | None, channels: int) -> None:
+def _checked_matrix(name: str, matrix: Tensor | None, channels: int) -> Tensor:
     if matrix is None:
         raise FinolaError(f"{name}: the coordinates reach out in that direction, so a {channels}x{channels} matrix "
                           "is needed")
     if matrix.shape != (channels, channels):
         raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as z has "
                           f"{channels} channels")
+    return matrix

@@ -55,7 +55,7 @@ def _autoencoders() -> dict[str, Entry]:
     rows += [(2880, 3072, 24)]  # image size 384
     rows += [(2880, c, 16) for c in (4096, 2048, 1024, 512, 256, 128, 64)]  # Table "ablation" (a)
     rows += [(w, 3072, 16) for w in ENCODER_WIDTHS if w != 2880]  # Table "ablation" (b)
-    models = {
+    models: dict[str, dict[str, Any]] = {
         f"finola_mfw{w}_c{c}_r{r}": {
             "encoder": f"mobileformer_w{w}", "embed_dim": c, "map_size": r, "image_size": 384 if r == 24 else 256}
         for w, c, r in rows

@@ -60,7 +60,7 @@ class AutoencoderConfig(ModelConfig):
     start: str = "random"
     gain: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.check_image_size(ENCODER_STRIDE)
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
@@ -85,6 +85,9 @@ class AutoencoderConfig(ModelConfig):
 class FinolaAutoencoder(ImageModel):
     """Image -> one vector -> image (paper, section "FINOLA on Image Reconstruction", Figure 1)."""
 
+    config: AutoencoderConfig
+    autoregression: Finola | Repetition
+
     def __init__(self, config: AutoencoderConfig):
         super().__init__(config)
         grid = config.image_size // ENCODER_STRIDE
@@ -100,15 +103,22 @@ class FinolaAutoencoder(ImageModel):
     def encode(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) in [0, 1] -> q (B, C)."""
         self.check_image(x)
-        return self.pool(self.encoder.forward_features(self.normalise(x)))
+        q: Tensor = self.pool(self.encoder.forward_features(self.normalise(x)))
+        return q
 
     def grow(self, q: Tensor) -> Tensor:
         """q (B, C) -> the feature map z (B, C, R, R)."""
-        return self.autoregression(q)
+        z: Tensor = self.autoregression(q)
+        return z
 
     def decode(self, q: Tensor) -> Tensor:
         """q (B, C) -> the image (B, 3, S, S), on the scale of [0, 1], unclamped."""
-        return self.decoder(self.grow(q)).float() * self.std + self.mean
+        return self.decode_map(self.grow(q))
+
+    def decode_map(self, z: Tensor) -> Tensor:
+        """z (B, C, h, w) -> the image (B, 3, h S / R, w S / R), on the scale of [0, 1], unclamped."""
+        y: Tensor = self.decoder(z)
+        return y.float() * self.std + self.mean
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) -> its reconstruction, of the same shape."""
@@ -121,10 +131,12 @@ class FinolaAutoencoder(ImageModel):
     def take_over(self, donor: ImageModel) -> None:
         """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid, of a model
         that has both with as many channels (element-wise masked FINOLA)."""
-        pool, autoregression = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
-        if not isinstance(pool, AttentionPool) or pool.out.weight.shape != self.pool.out.weight.shape:
+        pool, law = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
+        if not (isinstance(pool, AttentionPool) and isinstance(law, nn.Module)):
             return
-        for name, matrix in autoregression.named_parameters():
+        if pool.out.weight.shape != self.pool.out.weight.shape:
+            return
+        for name, matrix in law.named_parameters():
             if hasattr(self.autoregression, name):
                 getattr(self.autoregression, name).copy_(matrix)
         if pool.num_heads == self.pool.num_heads:
@@ -132,7 +144,7 @@ class FinolaAutoencoder(ImageModel):
             self.pool.load_state_dict(pool.state_dict() | {"position": position})
 
 
-def _autoregression(config: AutoencoderConfig) -> nn.Module:
+def _autoregression(config: AutoencoderConfig) -> Finola | Repetition:
     size = (config.map_size, config.map_size)
     if config.autoregression in ("repeat", "repeat_pos"):
         return Repetition(config.embed_dim, size, position=config.autoregression == "repeat_pos")

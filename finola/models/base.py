@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,8 @@ class ImageModel(nn.Module):
     """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
 
     encoder: Encoder
+    mean: Tensor  # (3, 1, 1), of ImageNet's pixels
+    std: Tensor
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -105,7 +107,7 @@ class ImageModel(nn.Module):
         self.encoder_frozen = True
         self.encoder.requires_grad_(False).eval()
 
-    def train(self, mode: bool = True) -> ImageModel:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if self.encoder_frozen:
             self.encoder.eval()

@@ -20,4 +20,4 @@ def threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def usable_cores() -> int:
     """Cores that this process may use: fewer than there are under taskset, cpusets or SLURM."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
 
 PATHS = ("average", "row_first", "column_first")
@@ -197,8 +197,7 @@ class Finola(nn.Module):
     def __init__(self, dim: int, size: Size, origin: Origin = "center", path: str = "average",
                  norm: str = "layer", gain: float = 0.1):
         super().__init__()
-        if norm not in NORMS:
-            raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+        check_choice("norm", norm, NORMS)
         self.directions = tuple(direction_steps(size, resolve_origin(origin, size)))
         height, width = size
         self.dim, self.size, self.origin, self.path, self.norm = dim, (height, width), origin, path, norm
@@ -214,7 +213,7 @@ class Finola(nn.Module):
         return dict(zip(self.directions, stack.unbind(), strict=True))
 
     def forward(self, q: Tensor, size: Size | None = None, origin: Origin | None = None) -> Tensor:
-        """q (B, C) -> z (B, C, H, W). `size` and `origin` stand for this call in place of the module's own."""
+        """q (B, C) -> z (B, C, H, W). `size` and `origin` replace the module's own for this call."""
         if origin is None:
             origin, weights = self.origin, {direction: getattr(self, direction) for direction in self.directions}
         else:
@@ -255,17 +254,17 @@ def _checked(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: s
     """The matrices, none of which is missing."""
     if q.ndim != 2:
         raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
-    if path not in PATHS:
-        raise FinolaError(f"path: got {path!r}, expected one of {', '.join(PATHS)}")
-    if norm not in NORMS:
-        raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
-    channels, found = q.shape[1], {}
-    for name, matrix in weights.items():
-        if matrix is None:
-            raise FinolaError(f"{name}: this origin leaves room in that direction, so a {channels}x{channels} "
-                              "matrix is needed")
-        if matrix.shape != (channels, channels):
-            raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as q has "
-                              f"{channels} channels")
-        found[name] = matrix
-    return found
+    check_choice("path", path, PATHS)
+    check_choice("norm", norm, NORMS)
+    channels = q.shape[1]
+    return {name: checked_matrix(name, matrix, channels, "this origin leaves room") for name, matrix in weights.items()}
+
+
+def checked_matrix(name: str, matrix: Tensor | None, channels: int, why: str) -> Tensor:
+    """A direction's matrix. FinolaError where it is missing, `why` being what needs it, or not (C, C)."""
+    if matrix is None:
+        raise FinolaError(f"{name}: {why} in that direction, so a {channels}x{channels} matrix is needed")
+    if matrix.shape != (channels, channels):
+        raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) for {channels} "
+                          "channels")
+    return matrix

@@ -25,15 +25,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finola.autoregression import EPS, PATHS, Finola, Norm, autoregress, normalise
-from finola.errors import FinolaError
-from finola.kernels.grid import Origin, resolve_origin
+from finola.autoregression import EPS, PATHS, Finola, Norm, autoregress, checked_matrix, normalise
+from finola.errors import FinolaError, check_choice
+from finola.kernels.grid import Origin, resolve_origin, state_dtype
 
 if TYPE_CHECKING:
     from finola.models.autoencoder import FinolaAutoencoder
 
 NORMS = ("layer", "none")  # the norms that need no other position or image
 GRIDS = ("map", "pixels")
+REACH = "the coordinates reach out"  # in a direction whose matrix is missing
 SLACK = 1e-9  # a distance this much short of a whole number of steps counts as whole
 
 Step = Callable[[Tensor, Tensor, float, Norm], Tensor]  # of a method: z (..., C), matrix, length, norm -> z
@@ -74,7 +75,7 @@ def flow(
         raise FinolaError(f"distance: got {distance}, expected a finite number of at least 0; the opposite direction "
                           "has a matrix of its own")
     _check_scheme(step, method, norm)
-    matrix = _checked_matrix("matrix", matrix, z.shape[-1])
+    matrix = checked_matrix("matrix", matrix, z.shape[-1], REACH)
     return _trajectory(z, matrix, [distance], step, _STEPS[method], _norm(norm, eps))[0]
 
 
@@ -112,13 +113,13 @@ def map_at(
     """
     if q.ndim != 2:
         raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
-    if path not in PATHS:
-        raise FinolaError(f"path: got {path!r}, expected one of {', '.join(PATHS)}")
+    check_choice("path", path, PATHS)
     _check_scheme(step, method, norm)
     ys, xs = _coordinates("ys", ys), _coordinates("xs", xs)
     used = {"right": (right, max(xs) > 0), "left": (left, min(xs) < 0), "down": (down, max(ys) > 0),
             "up": (up, min(ys) < 0)}
-    matrices = {name: _checked_matrix(name, matrix, q.shape[1]) for name, (matrix, needed) in used.items() if needed}
+    matrices = {
+        name: checked_matrix(name, matrix, q.shape[1], REACH) for name, (matrix, needed) in used.items() if needed}
     one_step, normal = _STEPS[method], _norm(norm, eps)
 
     def along(z: Tensor, coordinates: list[float], forth: str, back: str) -> Tensor:
@@ -131,7 +132,7 @@ def map_at(
             found |= zip(side, _trajectory(z, matrices.get(direction), distances, step, one_step, normal), strict=True)
         return torch.stack([found[i] for i in range(len(coordinates))])
 
-    z = q.to(torch.promote_types(q.dtype, torch.float32))
+    z = q.to(state_dtype(q))
     maps = []
     if path != "column_first":
         maps.append(along(along(z, xs, "right", "left"), ys, "down", "up").permute(2, 3, 0, 1))  # from (H, W, B, C)
@@ -153,8 +154,8 @@ def render(
     """The picture of q, `factor` times larger than the model was trained to paint. Two ways to get there:
 
     "map": the map is drawn on a grid `factor` times finer, and the decoder, which is convolutional, runs on that.
-    Each position is cut into factor x factor ones. The decoder still paints at each of them what it has learned to
-    paint for a whole one, so this is right only as far as the decoder does not care for scale.
+    Each position is cut into factor x factor ones. The decoder paints at each of them what it has learned to
+    paint at a whole one, so this is right only as far as the decoder does not depend on scale.
 
     "pixels": map and decoder keep their grid, which is moved by fractions of a pixel, factor² times over; the
     pictures are interleaved. This asks for the map at coordinates that are never further than half a pixel
@@ -179,8 +180,7 @@ def render(
     """
     if not isinstance(factor, int) or factor < 1:
         raise FinolaError(f"factor: got {factor!r}, expected a whole number of at least 1")
-    if grid not in GRIDS:
-        raise FinolaError(f"grid: got {grid!r}, expected one of {', '.join(GRIDS)}")
+    check_choice("grid", grid, GRIDS)
     law = law_of(model)
     starts = resolve_origin(law.origin, law.size)
 
@@ -212,7 +212,7 @@ def _within_reach(coordinates: list[float], law: Finola, back: str, forth: str) 
 
 
 def law_of(model: FinolaAutoencoder) -> Finola:
-    """The model's autoregression; FinolaError where it is none that has equations of this kind."""
+    """The model's autoregression; FinolaError unless it is FINOLA with the layer norm or none."""
     law = getattr(model, "autoregression", None)
     if not isinstance(law, Finola) or law.norm not in NORMS:
         raise FinolaError("model: has no autoregression with the layer norm (or none), so it obeys no differential "
@@ -235,7 +235,7 @@ def residual(
 
     0: the step is the law's. 1: the error is as large as the step. Of a map that `autoregress` grew, the steps along
     the origin's row and column are exact; the others are so only with a single path and along its second sweep, since
-    the mean of two solutions of an equation that is not linear is none.
+    the mean of two solutions of a nonlinear equation is not a solution.
 
     Args:
         z: (B, C, H, W).
@@ -280,7 +280,7 @@ def commutator(
         size, right, left, down, up, origin, norm, eps: as for `autoregress`.
 
     Returns:
-        (B, H, W); 0 in the origin's row and column, where there is but one path.
+        (B, H, W); 0 in the origin's row and column, where there is only one path.
 
     Raises:
         FinolaError: as for `autoregress`; the batch norm.
@@ -304,7 +304,7 @@ def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], norma
     misses = []
     for name, (before, after) in steps.items():
         if before.shape[2]:
-            advance = F.linear(normal(before), _checked_matrix(name, matrices[name], rows.shape[-1]))
+            advance = F.linear(normal(before), checked_matrix(name, matrices[name], rows.shape[-1], REACH))
             misses.append(_ratio((after - before - advance).norm(dim=-1), advance.norm(dim=-1)))
     return torch.cat(misses, dim=2) if misses else rows.new_zeros(*rows.shape[:2], 0)
 
@@ -343,8 +343,7 @@ METHODS = tuple(_STEPS)
 
 
 def _norm(name: str, eps: float) -> Norm:
-    if name not in NORMS:
-        raise FinolaError(f"norm: got {name!r}, expected one of {', '.join(NORMS)}")
+    check_choice("norm", name, NORMS)
     return (lambda z: normalise(z, eps)) if name == "layer" else lambda z: z
 
 
@@ -363,16 +362,5 @@ def _coordinates(name: str, values: Sequence[float]) -> list[float]:
 def _check_scheme(step: float, method: str, norm: str) -> None:
     if not (math.isfinite(step) and step > 0):
         raise FinolaError(f"step: got {step}, expected a finite length greater than 0")
-    if method not in METHODS:
-        raise FinolaError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
+    check_choice("method", method, METHODS)
     _norm(norm, EPS)
-
-
-def _checked_matrix(name: str, matrix: Tensor | None, channels: int) -> Tensor:
-    if matrix is None:
-        raise FinolaError(f"{name}: the coordinates reach out in that direction, so a {channels}x{channels} matrix "
-                          "is needed")
-    if matrix.shape != (channels, channels):
-        raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as z has "
-                          f"{channels} channels")
-    return matrix

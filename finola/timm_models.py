@@ -11,6 +11,7 @@ from typing import Any
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from finola.models.base import IMAGENET_MEAN, IMAGENET_STD
 from finola.models.mobileformer import CONFIGS, MobileFormer
 
 
@@ -33,8 +34,8 @@ default_cfgs = generate_default_cfgs(
             "pool_size": (14, 14),
             "crop_pct": 0.875,
             "interpolation": "bicubic",
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
+            "mean": IMAGENET_MEAN,
+            "std": IMAGENET_STD,
             "first_conv": "stem.0",
             "classifier": "head",
         }

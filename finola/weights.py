@@ -54,7 +54,7 @@ def load_weights(path: str | Path) -> ImageModel:
         raise WeightsError(f"{path}: got format {metadata.get('format')!r}, expected one of {formats}; "
                            "it was not written by finola.save_weights of this version")
     config = _read_config(path, metadata.get("config", ""), config_class(known[1]))
-    with torch.device("meta"):  # so that a false configuration costs no memory
+    with torch.device("meta"):  # so that a wrong configuration costs no memory
         check_state(_build(path, config), tensors, path)
     model = _build(path, config)
     load_state(model, tensors, path)

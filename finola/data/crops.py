@@ -133,7 +133,7 @@ def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """The last stage of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers in which each
-    bit of x bears on every bit of the result."""
+    bit of x affects every bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x = x ^ (x >> np.uint64(31))

@@ -15,7 +15,7 @@ from finola.errors import DataError
 
 
 class ImageDataset(Protocol):
-    """The face of every data set of this package, and of one of your own.
+    """What every data set of this package has, and one of your own needs.
 
     Attributes:
         classes: names of the classes, none without labels.
@@ -49,8 +49,8 @@ class ImageFolder:
     """The images below a folder, sorted by path.
 
     A folder that holds images itself is flat: all images below it, without labels. Otherwise each of its
-    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are passed
-    over.
+    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are
+    skipped.
 
     Raises:
         DataError: no such folder, no image in it, or a class folder without one.

@@ -28,7 +28,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError, RecipeError, check_choice
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")
@@ -115,8 +115,7 @@ def resize_shorter(image: Image.Image, size: int, resample: str = "bicubic") -> 
     Raises:
         RecipeError: another `resample`.
     """
-    if resample not in RESAMPLE:
-        raise RecipeError(f"resample: got {resample!r}, expected one of {', '.join(RESAMPLE)}")
+    check_choice("resample", resample, RESAMPLE, RecipeError)
     width, height = image.size
     shorter = min(width, height)
     target = (max(size, round(width * size / shorter)), max(size, round(height * size / shorter)))

@@ -86,7 +86,7 @@ class BatchOrder:
         return full + (not self.drop_last and self.rank < rest)
 
     def set_epoch(self, epoch: int) -> None:
-        """Move to the start of another epoch; the present one goes on where it is."""
+        """Move to the start of another epoch; within the current one nothing changes."""
         if epoch != self.epoch:
             self.epoch, self.position, self._resume_at = epoch, 0, 0
 
@@ -154,10 +154,10 @@ class Loader(ABC):
 
     @abstractmethod
     def _batches(self, first: int) -> Iterator[Batch]:
-        """Batches number `first` and on of the present epoch."""
+        """The batches of the current epoch from number `first` on."""
 
     def _leave_out(self, errors: list[str], left: int) -> None:
-        """Count and report images that a training batch has to do without; raise if none is left."""
+        """Count and report the images left out of a training batch; raise if none remains."""
         for error in errors:
             warnings.warn(f"image left out of training: {error}", stacklevel=3)
         self.skipped += len(errors)

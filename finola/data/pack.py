@@ -21,7 +21,7 @@ from finola.data.datasets import ImageDataset
 from finola.data.images import RESAMPLE, resize_shorter
 from finola.data.shards import INDEX_JSON, INDEX_NPY
 from finola.data.workers import threads
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError, RecipeError, check_choice
 
 SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
 
@@ -48,12 +48,10 @@ class Encoding:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise RecipeError(f"size: got {self.size}, expected at least 1")
-        if self.format not in SUFFIX:
-            raise RecipeError(f"format: got {self.format!r}, expected one of {', '.join(SUFFIX)}")
+        check_choice("format", self.format, SUFFIX, RecipeError)
         if not 1 <= self.quality <= 100:
             raise RecipeError(f"quality: got {self.quality}, expected 1 to 100")
-        if self.resample not in RESAMPLE:
-            raise RecipeError(f"resample: got {self.resample!r}, expected one of {', '.join(RESAMPLE)}")
+        check_choice("resample", self.resample, RESAMPLE, RecipeError)
 
     def encode(self, image: Image.Image) -> bytes:
         if min(image.size) > self.size:

@@ -1,7 +1,7 @@
 """What may happen to a training crop beyond crop and flip: RandAugment, or MoCo-v2's distortions.
 
 timm and torchvision draw from the global generators of Python, NumPy and PyTorch. A policy seeds all three for
-each crop and puts them back afterwards, so what it does depends on its seed alone.
+each crop and restores them afterwards, so what it does depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def get_policy(name: str) -> Policy:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and PyTorch's CPU generators started from `seed`, and put back as they were afterwards."""
+    """Python's, NumPy's and PyTorch's CPU generators started from `seed`, and restored afterwards."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that drops what it has not begun when it is left, so that Ctrl-C and errors end at once."""
+    """A pool that cancels what has not begun on leaving it, so that Ctrl-C and errors end at once."""
     pool = ThreadPoolExecutor(workers)
     try:
         yield pool

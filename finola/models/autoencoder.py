@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
@@ -69,9 +69,7 @@ class AutoencoderConfig(ModelConfig):
             raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
         if self.embed_dim < 1:
             raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
-        if self.autoregression not in AUTOREGRESSIONS:
-            raise FinolaError(f"autoregression: got {self.autoregression!r}, expected one of "
-                              f"{', '.join(AUTOREGRESSIONS)}")
+        check_choice("autoregression", self.autoregression, AUTOREGRESSIONS)
         if self.start not in ("random", "shifts"):
             raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
 

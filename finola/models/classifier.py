@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import IMAGE_KEYS, ImageModel, ModelConfig
 from finola.models.encoders import Encoder, create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
@@ -52,8 +52,7 @@ class ClassifierConfig(ModelConfig):
             raise FinolaError(f"encoder: got {self.encoder!r}, expected one of {', '.join(CONFIGS)}, "
                               "or a ViT of timm's such as vit_small_patch16_224")
         self.check_image_size(ENCODER_STRIDE)
-        if self.head not in HEADS:
-            raise FinolaError(f"head: got {self.head!r}, expected one of {', '.join(HEADS)}")
+        check_choice("head", self.head, HEADS)
         if self.num_classes < 1:
             raise FinolaError(f"num_classes: got {self.num_classes}, expected at least 1")
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON and YAML give lists

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.mobileformer import MobileFormer
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def create_head(
     """The head "lin", "tran1" or "tran4"; `width` and `dropout` are of the transformers.
 
     Raises FinolaError for another kind, a bad width, or a width or dropout given to the linear head."""
-    if kind not in HEADS:
-        raise FinolaError(f"head: got {kind!r}, expected one of {', '.join(HEADS)}")
+    check_choice("head", kind, HEADS)
     if kind in DEPTHS:
         return TransformerHead(channels, token_dim, num_classes, DEPTHS[kind], width, dropout)
     if width is not None or dropout:

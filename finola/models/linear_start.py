@@ -49,7 +49,7 @@ def start_as_shifts(model: FinolaAutoencoder) -> None:
 
     Raises:
         FinolaError: a model without autoregression, with a map of another size than the encoder's, or whose
-            channels are no even number for each position.
+            channels are not an even number for each position.
     """
     config, finola = model.config, model.autoregression
     rows, columns = model.pool.size

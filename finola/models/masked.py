@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, advance
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.kernels.grid import state_dtype
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
@@ -43,7 +43,7 @@ class MaskedImageModel(ImageModel, ABC):
     and unit variance, rather than the ImageNet-normalised pixels themselves.
     """
 
-    patch = 16  # pixels
+    patch = ENCODER_STRIDE  # pixels; the ViTs' too
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
@@ -125,10 +125,8 @@ class MaskedConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
-        if self.variant not in VARIANTS:
-            raise FinolaError(f"variant: got {self.variant!r}, expected one of {', '.join(VARIANTS)}")
-        if self.scheme not in SCHEMES:
-            raise FinolaError(f"scheme: got {self.scheme!r}, expected one of {', '.join(SCHEMES)}")
+        check_choice("variant", self.variant, VARIANTS)
+        check_choice("scheme", self.scheme, SCHEMES)
         self._check_grid()
         self._check_widths()
 
@@ -219,7 +217,7 @@ class MaskedFinola(MaskedImageModel):
         return z
 
     def _grow_from_block(self, features: Tensor, corner: Pair) -> Tensor:
-        """The block's map in its place, and round it what each of its positions predicts (Eq. 3).
+        """The block's map in its place, and around it what each of its positions predicts (Eq. 3).
 
         A group predicts φᵘz, ψᵛz and (ψᵛφᵘz + φᵘψᵛz) / 2. All groups with the same u are advanced together, as
         are those with the same v, and φᵘz and ψᵛz are both predictions and the first halves of the diagonal.

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 
 SCHEMES = ("outward", "wrap")
 
@@ -88,8 +88,7 @@ def block_mask(grid: Pair, block: Pair, corner: Pair, device: torch.device | str
 
 def axis_runs(block: int, start: int, scheme: str = "outward") -> list[Run]:
     """The one or two runs, in order, of an axis of 2 * block positions whose visible ones start at `start`."""
-    if scheme not in SCHEMES:
-        raise FinolaError(f"scheme: got {scheme!r}, expected one of {', '.join(SCHEMES)}")
+    check_choice("scheme", scheme, SCHEMES)
     if scheme == "outward":
         first, second = Run(range(start, 2 * start), -start), Run(range(2 * start, start + block), block - start)
     else:

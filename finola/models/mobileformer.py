@@ -133,7 +133,7 @@ def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
 
 
 def zero_padding_(x: Tensor, padding: Tensor | None) -> Tensor:
-    """The same in place, for a map that nothing else needs: not what an in-place activation gave."""
+    """The same in place, for a map that nothing else needs (not the output of an in-place activation)."""
     return x if padding is None else x.mul_(_inside(padding, x))
 
 

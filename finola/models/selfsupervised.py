@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masked import MaskedImageModel, glorot, masked_mean
@@ -298,8 +298,7 @@ def _full_precision(device_type: str) -> AbstractContextManager:
 
 
 def _check_vit(encoder: str) -> None:
-    if encoder not in VITS:
-        raise FinolaError(f"encoder: got {encoder!r}, expected one of {', '.join(VITS)}")
+    check_choice("encoder", encoder, VITS)
 
 
 def _check_mask(image_size: int, unit: int, ratio: float) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from finola.data import ResidentImages, ResidentLoader, open_data
+from finola.data import Batches, ResidentImages, ResidentLoader, open_data
 from finola.evaluation.speed import seconds
 from finola.files import atomic_write
 from finola.models.autoencoder import FinolaAutoencoder
@@ -44,7 +44,7 @@ def main() -> None:
     started = time.monotonic()
     images = ResidentImages(open_data(args.data), recipe.data.resident_size, args.device, skip_bad=True, draft=True)
     decoding = len(images) / (time.monotonic() - started)
-    loader = ResidentLoader(images, batch_size=args.batch_size, image_size=recipe.data.image_size, train=True, seed=0)
+    loader = ResidentLoader(images, Batches(args.batch_size, train=True), image_size=recipe.data.image_size)
     stream = iter(loader)
 
     def batch() -> torch.Tensor:

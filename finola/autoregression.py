@@ -33,12 +33,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
 
 PATHS = ("average", "row_first", "column_first")
 NORMS = ("layer", "batch", "none")
 EPS = 1e-5  # q itself is not normalised, so it must stay far below q's variance
+Norm = Callable[[Tensor], Tensor]  # (..., C) -> (..., C)
+
 
 def normalise(z: Tensor, eps: float = EPS) -> Tensor:
     """n(z): zero mean and unit (biased) variance over the last dimension, the channels; no affine part."""
@@ -50,13 +52,13 @@ def batch_normalise(z: Tensor, eps: float = EPS) -> Tensor:
     return F.batch_norm(z.flatten(0, -2), None, None, training=True, eps=eps).view_as(z)
 
 
-def step(z: Tensor, matrix: Tensor, norm: Callable[[Tensor], Tensor] = normalise) -> Tensor:
+def step(z: Tensor, matrix: Tensor, norm: Norm = normalise) -> Tensor:
     """One step of the law: z + matrix · n(z), for z of shape (..., C) and a (C, C) matrix."""
     # z and its statistics stay in z's precision; under autocast the product alone runs in lower precision
     return z + F.linear(norm(z).to(matrix.dtype), matrix).to(z.dtype)
 
 
-def advance(z: Tensor, matrix: Tensor, steps: int, norm: Callable[[Tensor], Tensor] = normalise) -> Tensor:
+def advance(z: Tensor, matrix: Tensor, steps: int, norm: Norm = normalise) -> Tensor:
     """φᵘ z for u = `steps`: that many steps of the law from each of the vectors z (..., C), in plain autograd."""
     for _ in range(steps):
         z = step(z, matrix, norm)
@@ -97,14 +99,11 @@ def autoregress(
     """
     origin = resolve_origin(origin, size)
     given = {"right": right, "left": left, "down": down, "up": up}
-    weights = {name: given[name] for name in direction_steps(size, origin)}
-    _check(q, weights, path, norm)
-    if norm == "batch":
-        norms = dict.fromkeys(weights, lambda z: batch_normalise(z, eps))
-        return autoregress_lines(q, size, weights, norms, origin, path)
-    if torch.compiler.is_compiling():
-        norms = dict.fromkeys(weights, (lambda z: normalise(z, eps)) if norm == "layer" else (lambda z: z))
-        return autoregress_lines(q, size, weights, norms, origin, path)
+    weights = _checked(q, {name: given[name] for name in direction_steps(size, origin)}, path, norm)
+    if norm == "batch" or torch.compiler.is_compiling():
+        functions: dict[str, Norm] = {
+            "batch": lambda z: batch_normalise(z, eps), "layer": lambda z: normalise(z, eps), "none": lambda z: z}
+        return autoregress_lines(q, size, weights, dict.fromkeys(weights, functions[norm]), origin, path)
     from finola.kernels.batched import autoregress_batched
 
     return autoregress_batched(q, size, weights, origin, path, normalised=norm == "layer", eps=eps)
@@ -114,7 +113,7 @@ def autoregress_lines(
     q: Tensor,
     size: Size,
     weights: Mapping[str, Tensor],
-    norms: Mapping[str, Callable[[Tensor], Tensor]],
+    norms: Mapping[str, Norm],
     origin: Size,
     path: str = "average",
 ) -> Tensor:
@@ -152,7 +151,7 @@ def autoregress_literal(
     weights: Mapping[str, Tensor],
     origin: Size,
     path: str = "average",
-    norm: Callable[[Tensor], Tensor] = normalise,
+    norm: Norm = normalise,
 ) -> Tensor:
     """The recursion as Eq. 1-3 state it, one position after the other: the reference for every other path."""
     (oy, ox), start = origin, q.to(state_dtype(q))
@@ -165,15 +164,16 @@ def autoregress_literal(
     def column_first(y: int, x: int) -> Tensor:
         return horizontal(column_first, y, x) if x != ox else vertical(column_first, y, x) if y != oy else start
 
-    def horizontal(z: Callable, y: int, x: int) -> Tensor:
+    def horizontal(z: Callable[[int, int], Tensor], y: int, x: int) -> Tensor:
         return step(z(y, x - 1), weights["right"], norm) if x > ox else step(z(y, x + 1), weights["left"], norm)
 
-    def vertical(z: Callable, y: int, x: int) -> Tensor:
+    def vertical(z: Callable[[int, int], Tensor], y: int, x: int) -> Tensor:
         return step(z(y - 1, x), weights["down"], norm) if y > oy else step(z(y + 1, x), weights["up"], norm)
 
     def position(y: int, x: int) -> Tensor:
         paths = {"row_first": [row_first], "column_first": [column_first]}.get(path, [row_first, column_first])
-        return sum(z(y, x) for z in paths) / len(paths)
+        first, *others = (z(y, x) for z in paths)
+        return sum(others, first) / len(paths)
 
     height, width = size
     rows = [torch.stack([position(y, x) for x in range(width)], dim=-1) for y in range(height)]
@@ -197,10 +197,10 @@ class Finola(nn.Module):
     def __init__(self, dim: int, size: Size, origin: Origin = "center", path: str = "average",
                  norm: str = "layer", gain: float = 0.1):
         super().__init__()
-        if norm not in NORMS:
-            raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
-        self.dim, self.size, self.origin, self.path, self.norm = dim, tuple(size), origin, path, norm
-        self.directions = tuple(direction_steps(self.size, resolve_origin(origin, self.size)))
+        check_choice("norm", norm, NORMS)
+        self.directions = tuple(direction_steps(size, resolve_origin(origin, size)))
+        height, width = size
+        self.dim, self.size, self.origin, self.path, self.norm = dim, (height, width), origin, path, norm
         for direction in self.directions:
             matrix = nn.init.normal_(torch.empty(dim, dim), std=gain / dim**0.5)
             setattr(self, direction, nn.Parameter(matrix))
@@ -214,17 +214,17 @@ class Finola(nn.Module):
         return dict(zip(self.directions, stack.unbind(), strict=True))
 
     def forward(self, q: Tensor, size: Size | None = None, origin: Origin | None = None) -> Tensor:
-        """q (B, C) -> z (B, C, H, W). `size` and `origin` stand for this call in place of the module's own."""
+        """q (B, C) -> z (B, C, H, W). `size` and `origin` replace the module's own for this call."""
         if origin is None:
             origin, weights = self.origin, {direction: getattr(self, direction) for direction in self.directions}
         else:
             weights = self.matrices()
-        size = self.size if size is None else tuple(size)
+        size = self.size if size is None else size
         if self.norm != "batch":
             return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm)
         origin = resolve_origin(origin, size)
-        _check(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
-        return autoregress_lines(q, size, weights, self.norms, origin, self.path)
+        weights = _checked(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
+        return autoregress_lines(q, size, weights, {d: self.norms[d] for d in weights}, origin, self.path)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, size={self.size}, origin={self.origin!r}, path={self.path!r}, norm={self.norm!r}"
@@ -235,10 +235,8 @@ class Repetition(nn.Module):
 
     def __init__(self, dim: int, size: Size, position: bool = False):
         super().__init__()
-        self.dim, self.size = dim, tuple(size)
-        self.position = nn.Parameter(torch.zeros(dim, *self.size)) if position else None
-        if position:
-            nn.init.trunc_normal_(self.position, std=0.02)
+        self.dim, self.size = dim, size
+        self.position = nn.Parameter(nn.init.trunc_normal_(torch.zeros(dim, *size), std=0.02)) if position else None
 
     def forward(self, q: Tensor) -> Tensor:
         z = q[:, :, None, None].expand(*q.shape, *self.size)
@@ -253,18 +251,21 @@ class _LineBatchNorm(nn.BatchNorm1d):
         return super().forward(z.reshape(-1, z.shape[-1])).view_as(z)
 
 
-def _check(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> None:
+def _checked(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> dict[str, Tensor]:
+    """The matrices, none of which is missing."""
     if q.ndim != 2:
         raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
-    if path not in PATHS:
-        raise FinolaError(f"path: got {path!r}, expected one of {', '.join(PATHS)}")
-    if norm not in NORMS:
-        raise FinolaError(f"norm: got {norm!r}, expected one of {', '.join(NORMS)}")
+    check_choice("path", path, PATHS)
+    check_choice("norm", norm, NORMS)
     channels = q.shape[1]
-    for name, matrix in weights.items():
-        if matrix is None:
-            raise FinolaError(f"{name}: this origin leaves room in that direction, so a {channels}x{channels} "
-                              "matrix is needed")
-        if matrix.shape != (channels, channels):
-            raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as q has "
-                              f"{channels} channels")
+    return {name: checked_matrix(name, matrix, channels, "this origin leaves room") for name, matrix in weights.items()}
+
+
+def checked_matrix(name: str, matrix: Tensor | None, channels: int, why: str) -> Tensor:
+    """A direction's matrix. FinolaError where it is missing, `why` being what needs it, or not (C, C)."""
+    if matrix is None:
+        raise FinolaError(f"{name}: {why} in that direction, so a {channels}x{channels} matrix is needed")
+    if matrix.shape != (channels, channels):
+        raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) for {channels} "
+                          "channels")
+    return matrix

@@ -3,7 +3,7 @@ expected and what to do next; the command line prints it as one line and exits w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 
@@ -35,6 +35,12 @@ class BitstreamError(FinolaError):
     """A compressed stream that cannot be decoded."""
 
     exit_code = 4
+
+
+def check_choice(name: str, value: object, choices: Collection[str], error: type[FinolaError] = FinolaError) -> None:
+    """Raises `error` unless the value is one of the choices."""
+    if value not in choices:
+        raise error(f"{name}: got {value!r}, expected one of {', '.join(choices)}")
 
 
 def near(word: str, names: Iterable[str], most: int = 3) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
 from finola.errors import WeightsError
+from finola.models.base import ImageModel
 from finola.registry import DEFAULT_MODEL, list_models, model_config, pretrained_path
 from finola.weights import load_weights
 
 
-def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides) -> nn.Module:
+def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides: Any) -> ImageModel:
     """A model by name, with random weights or, with `pretrained`, the ones shipped in the package.
 
     Raises:

@@ -25,18 +25,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from finola.autoregression import EPS, PATHS, Finola, autoregress, normalise
-from finola.errors import FinolaError
-from finola.kernels.grid import Origin, resolve_origin
+from finola.autoregression import EPS, PATHS, Finola, Norm, autoregress, checked_matrix, normalise
+from finola.errors import FinolaError, check_choice
+from finola.kernels.grid import Origin, resolve_origin, state_dtype
 
 if TYPE_CHECKING:
     from finola.models.autoencoder import FinolaAutoencoder
 
 NORMS = ("layer", "none")  # the norms that need no other position or image
 GRIDS = ("map", "pixels")
+REACH = "the coordinates reach out"  # in a direction whose matrix is missing
 SLACK = 1e-9  # a distance this much short of a whole number of steps counts as whole
 
-Norm = Callable[[Tensor], Tensor]
+Step = Callable[[Tensor, Tensor, float, Norm], Tensor]  # of a method: z (..., C), matrix, length, norm -> z
 
 
 def flow(
@@ -74,7 +75,7 @@ def flow(
         raise FinolaError(f"distance: got {distance}, expected a finite number of at least 0; the opposite direction "
                           "has a matrix of its own")
     _check_scheme(step, method, norm)
-    _check_matrix("matrix", matrix, z.shape[-1])
+    matrix = checked_matrix("matrix", matrix, z.shape[-1], REACH)
     return _trajectory(z, matrix, [distance], step, _STEPS[method], _norm(norm, eps))[0]
 
 
@@ -112,34 +113,33 @@ def map_at(
     """
     if q.ndim != 2:
         raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
-    if path not in PATHS:
-        raise FinolaError(f"path: got {path!r}, expected one of {', '.join(PATHS)}")
+    check_choice("path", path, PATHS)
     _check_scheme(step, method, norm)
     ys, xs = _coordinates("ys", ys), _coordinates("xs", xs)
     used = {"right": (right, max(xs) > 0), "left": (left, min(xs) < 0), "down": (down, max(ys) > 0),
             "up": (up, min(ys) < 0)}
-    for name, (matrix, needed) in used.items():
-        if needed:
-            _check_matrix(name, matrix, q.shape[1])
+    matrices = {
+        name: checked_matrix(name, matrix, q.shape[1], REACH) for name, (matrix, needed) in used.items() if needed}
     one_step, normal = _STEPS[method], _norm(norm, eps)
 
-    def along(z: Tensor, coordinates: list[float], forth: Tensor, back: Tensor) -> Tensor:
+    def along(z: Tensor, coordinates: list[float], forth: str, back: str) -> Tensor:
         """z (..., C) -> (n, ..., C), at each coordinate."""
         order = sorted(range(len(coordinates)), key=lambda i: abs(coordinates[i]))
         found: dict[int, Tensor] = {}
-        for matrix, side in ((forth, [i for i in order if coordinates[i] >= 0]),
-                             (back, [i for i in order if coordinates[i] < 0])):
+        for direction, side in ((forth, [i for i in order if coordinates[i] >= 0]),
+                                (back, [i for i in order if coordinates[i] < 0])):
             distances = [abs(coordinates[i]) for i in side]
-            found |= zip(side, _trajectory(z, matrix, distances, step, one_step, normal), strict=True)
+            found |= zip(side, _trajectory(z, matrices.get(direction), distances, step, one_step, normal), strict=True)
         return torch.stack([found[i] for i in range(len(coordinates))])
 
-    z = q.to(torch.promote_types(q.dtype, torch.float32))
+    z = q.to(state_dtype(q))
     maps = []
     if path != "column_first":
-        maps.append(along(along(z, xs, right, left), ys, down, up).permute(2, 3, 0, 1))  # from (H, W, B, C)
+        maps.append(along(along(z, xs, "right", "left"), ys, "down", "up").permute(2, 3, 0, 1))  # from (H, W, B, C)
     if path != "row_first":
-        maps.append(along(along(z, ys, down, up), xs, right, left).permute(2, 3, 1, 0))  # from (W, H, B, C)
-    return (sum(maps) / len(maps)).to(q.dtype, memory_format=torch.channels_last)
+        maps.append(along(along(z, ys, "down", "up"), xs, "right", "left").permute(2, 3, 1, 0))  # from (W, H, B, C)
+    mean = maps[0] if len(maps) == 1 else (maps[0] + maps[1]) / 2
+    return mean.to(q.dtype, memory_format=torch.channels_last)
 
 
 def render(
@@ -154,8 +154,8 @@ def render(
     """The picture of q, `factor` times larger than the model was trained to paint. Two ways to get there:
 
     "map": the map is drawn on a grid `factor` times finer, and the decoder, which is convolutional, runs on that.
-    Each position is cut into factor x factor ones. The decoder still paints at each of them what it has learned to
-    paint for a whole one, so this is right only as far as the decoder does not care for scale.
+    Each position is cut into factor x factor ones. The decoder paints at each of them what it has learned to
+    paint at a whole one, so this is right only as far as the decoder does not depend on scale.
 
     "pixels": map and decoder keep their grid, which is moved by fractions of a pixel, factor² times over; the
     pictures are interleaved. This asks for the map at coordinates that are never further than half a pixel
@@ -180,15 +180,14 @@ def render(
     """
     if not isinstance(factor, int) or factor < 1:
         raise FinolaError(f"factor: got {factor!r}, expected a whole number of at least 1")
-    if grid not in GRIDS:
-        raise FinolaError(f"grid: got {grid!r}, expected one of {', '.join(GRIDS)}")
+    check_choice("grid", grid, GRIDS)
     law = law_of(model)
     starts = resolve_origin(law.origin, law.size)
 
     def paint(ys: list[float], xs: list[float]) -> Tensor:
         ys, xs = _within_reach(ys, law, "up", "down"), _within_reach(xs, law, "left", "right")
-        z = map_at(q, ys, xs, **law.matrices(), method=method, step=step, norm=law.norm)
-        return model.decoder(z).float() * model.std + model.mean
+        return model.decode_map(
+            map_at(q, ys, xs, **law.matrices(), path=law.path, method=method, step=step, norm=law.norm, eps=EPS))
 
     if grid == "map":
         return paint(*(_parts(n, start, factor) for n, start in zip(law.size, starts, strict=True)))
@@ -213,7 +212,7 @@ def _within_reach(coordinates: list[float], law: Finola, back: str, forth: str) 
 
 
 def law_of(model: FinolaAutoencoder) -> Finola:
-    """The model's autoregression; FinolaError where it is none that has equations of this kind."""
+    """The model's autoregression; FinolaError unless it is FINOLA with the layer norm or none."""
     law = getattr(model, "autoregression", None)
     if not isinstance(law, Finola) or law.norm not in NORMS:
         raise FinolaError("model: has no autoregression with the layer norm (or none), so it obeys no differential "
@@ -236,7 +235,7 @@ def residual(
 
     0: the step is the law's. 1: the error is as large as the step. Of a map that `autoregress` grew, the steps along
     the origin's row and column are exact; the others are so only with a single path and along its second sweep, since
-    the mean of two solutions of an equation that is not linear is none.
+    the mean of two solutions of a nonlinear equation is not a solution.
 
     Args:
         z: (B, C, H, W).
@@ -251,7 +250,7 @@ def residual(
     """
     if z.ndim != 4:
         raise FinolaError(f"z: got shape {tuple(z.shape)}, expected (B, C, H, W)")
-    y, x = resolve_origin(origin, tuple(z.shape[-2:]))
+    y, x = resolve_origin(origin, (z.shape[2], z.shape[3]))
     normal = _norm(norm, eps)
     rows = z.permute(0, 2, 3, 1)  # (B, H, W, C)
     horizontal = _misses(rows, x, {"right": right, "left": left}, normal)
@@ -281,7 +280,7 @@ def commutator(
         size, right, left, down, up, origin, norm, eps: as for `autoregress`.
 
     Returns:
-        (B, H, W); 0 in the origin's row and column, where there is but one path.
+        (B, H, W); 0 in the origin's row and column, where there is only one path.
 
     Raises:
         FinolaError: as for `autoregress`; the batch norm.
@@ -293,8 +292,8 @@ def commutator(
         for path in ("row_first", "column_first")
     )
     start = q[:, :, None, None]
-    squares = [(z - start).square().sum(1) for z in (row_first, column_first)]
-    return _ratio((row_first - column_first).norm(dim=1), (sum(squares) / 2).sqrt())
+    one, other = ((z - start).square().sum(1) for z in (row_first, column_first))
+    return _ratio((row_first - column_first).norm(dim=1), ((one + other) / 2).sqrt())
 
 
 def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], normal: Norm) -> Tensor:
@@ -305,16 +304,17 @@ def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], norma
     misses = []
     for name, (before, after) in steps.items():
         if before.shape[2]:
-            _check_matrix(name, matrices[name], rows.shape[-1])
-            advance = F.linear(normal(before), matrices[name])
+            advance = F.linear(normal(before), checked_matrix(name, matrices[name], rows.shape[-1], REACH))
             misses.append(_ratio((after - before - advance).norm(dim=-1), advance.norm(dim=-1)))
     return torch.cat(misses, dim=2) if misses else rows.new_zeros(*rows.shape[:2], 0)
 
 
 def _trajectory(
-    z: Tensor, matrix: Tensor | None, distances: list[float], step: float, one_step: Callable, normal: Norm
+    z: Tensor, matrix: Tensor | None, distances: list[float], step: float, one_step: Step, normal: Norm
 ) -> list[Tensor]:
-    """z (..., C) after each of the distances, which ascend from 0 on."""
+    """z (..., C) after each of the distances, which ascend from 0 on; without a matrix all of them are 0."""
+    if matrix is None:
+        return [z] * len(distances)
     done, found = 0, []
     for distance in distances:
         whole = math.floor(distance / step + SLACK)
@@ -338,13 +338,12 @@ def _rk4(z: Tensor, matrix: Tensor, h: float, normal: Norm) -> Tensor:
     return z + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
-_STEPS = {"euler": _euler, "rk4": _rk4}
+_STEPS: dict[str, Step] = {"euler": _euler, "rk4": _rk4}
 METHODS = tuple(_STEPS)
 
 
 def _norm(name: str, eps: float) -> Norm:
-    if name not in NORMS:
-        raise FinolaError(f"norm: got {name!r}, expected one of {', '.join(NORMS)}")
+    check_choice("norm", name, NORMS)
     return (lambda z: normalise(z, eps)) if name == "layer" else lambda z: z
 
 
@@ -363,15 +362,5 @@ def _coordinates(name: str, values: Sequence[float]) -> list[float]:
 def _check_scheme(step: float, method: str, norm: str) -> None:
     if not (math.isfinite(step) and step > 0):
         raise FinolaError(f"step: got {step}, expected a finite length greater than 0")
-    if method not in METHODS:
-        raise FinolaError(f"method: got {method!r}, expected one of {', '.join(METHODS)}")
+    check_choice("method", method, METHODS)
     _norm(norm, EPS)
-
-
-def _check_matrix(name: str, matrix: Tensor | None, channels: int) -> None:
-    if matrix is None:
-        raise FinolaError(f"{name}: the coordinates reach out in that direction, so a {channels}x{channels} matrix "
-                          "is needed")
-    if matrix.shape != (channels, channels):
-        raise FinolaError(f"{name}: got shape {tuple(matrix.shape)}, expected ({channels}, {channels}) as z has "
-                          f"{channels} channels")

@@ -8,8 +8,9 @@
     detr_mf_dec_522_mfw2880       DETR with a Mobile-Former head, 522 or 211; mask_rcnn_mfw2880: Mask R-CNN
     detr_r50                      DETR as published, with a ResNet-50
 
-Every field of a model's configuration can be overridden by keyword. This page is data: the code of a kind of model is
-imported when one of its models is first asked for. A package of your own adds kinds and names by `register_kind`.
+Every field of a model's configuration can be overridden by keyword. This module holds names only: the code of a kind
+of model is imported when one of its models is first asked for. A package of your own adds kinds and names by
+`register_kind`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _autoencoders() -> dict[str, Entry]:
     rows += [(2880, 3072, 24)]  # image size 384
     rows += [(2880, c, 16) for c in (4096, 2048, 1024, 512, 256, 128, 64)]  # Table "ablation" (a)
     rows += [(w, 3072, 16) for w in ENCODER_WIDTHS if w != 2880]  # Table "ablation" (b)
-    models = {
+    models: dict[str, dict[str, Any]] = {
         f"finola_mfw{w}_c{c}_r{r}": {
             "encoder": f"mobileformer_w{w}", "embed_dim": c, "map_size": r, "image_size": 384 if r == 24 else 256}
         for w, c, r in rows
@@ -107,7 +108,7 @@ def register_kind(config: type[ModelConfig], models: Mapping[str, Mapping[str, A
     From then on `create_model`, weights files, recipes and `finola.training.engine.fit` know them.
 
     Raises:
-        FinolaError: a kind or a name that is another's.
+        FinolaError: a kind or a name that is taken.
     """
     if KINDS.get(config.kind, config) is not config:
         raise FinolaError(f"kind: {config.kind!r} is {KINDS[config.kind]} already; choose another name")

@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
+from finola.models.base import IMAGENET_MEAN, IMAGENET_STD
 from finola.models.mobileformer import CONFIGS, MobileFormer
 
 
-def _create(variant: str, pretrained: bool, **kwargs) -> nn.Module:
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     return build_model_with_cfg(
         MobileFormer,
         variant,
@@ -31,8 +34,8 @@ default_cfgs = generate_default_cfgs(
             "pool_size": (14, 14),
             "crop_pct": 0.875,
             "interpolation": "bicubic",
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
+            "mean": IMAGENET_MEAN,
+            "std": IMAGENET_STD,
             "first_conv": "stem.0",
             "classifier": "head",
         }
@@ -42,25 +45,25 @@ default_cfgs = generate_default_cfgs(
 
 
 @register_model
-def mobileformer_w720(pretrained: bool = False, **kwargs) -> nn.Module:
+def mobileformer_w720(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Mobile-Former W720: 4.9M parameters, 0.28G multiply-adds at 224 pixels."""
     return _create("mobileformer_w720", pretrained, **kwargs)
 
 
 @register_model
-def mobileformer_w1440(pretrained: bool = False, **kwargs) -> nn.Module:
+def mobileformer_w1440(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Mobile-Former W1440: half the channels of W2880."""
     return _create("mobileformer_w1440", pretrained, **kwargs)
 
 
 @register_model
-def mobileformer_w2880(pretrained: bool = False, **kwargs) -> nn.Module:
+def mobileformer_w2880(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Mobile-Former W2880, the paper's default encoder."""
     return _create("mobileformer_w2880", pretrained, **kwargs)
 
 
 @register_model
-def mobileformer_w4320(pretrained: bool = False, **kwargs) -> nn.Module:
+def mobileformer_w4320(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """W2880 with all channels times 1.5, but a final map of 2880 channels as before.
 
     With out_channels=4320 the parameters are 2.6 % more than the paper's 43.5M, with 2880 they meet it."""
@@ -68,7 +71,7 @@ def mobileformer_w4320(pretrained: bool = False, **kwargs) -> nn.Module:
 
 
 @register_model
-def mobileformer_w5760(pretrained: bool = False, **kwargs) -> nn.Module:
+def mobileformer_w5760(pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """W2880 with all channels times 2, but a final map of 2880 channels as before.
 
     With out_channels=5760 the parameters are 4.1 % more than the paper's 67.6M, with 2880 they meet it."""

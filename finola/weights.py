@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from torch.overrides import TorchFunctionMode
 
 from finola.errors import FinolaError, WeightsError
 from finola.files import atomic_write
+from finola.models.base import ImageModel, ModelConfig
 from finola.registry import KINDS, config_class
 
 FORMAT = re.compile(r"finola-(\w+)/1")  # with the kind of the model
 WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module)\.")  # parts of names, left by torch.compile and by DDP
 
 
-def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str] | None = None,
+def save_weights(model: ImageModel, path: str | Path, metadata: Mapping[str, str] | None = None,
                  dtype: torch.dtype | None = None) -> Path:
     """Write the model's weights and configuration to one safetensors file, whole or not at all.
 
@@ -41,7 +42,7 @@ def save_weights(model: nn.Module, path: str | Path, metadata: Mapping[str, str]
     return Path(path)
 
 
-def load_weights(path: str | Path) -> nn.Module:
+def load_weights(path: str | Path) -> ImageModel:
     """The model of a file written by `save_weights`, of whatever kind, on the CPU in fp32.
 
     Raises:
@@ -79,7 +80,7 @@ def load_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Pa
 
 
 def check_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> dict[str, Tensor]:
-    """The tensors under the model's own names and in its precision; WeightsError unless they are its own, and finite."""
+    """The tensors under the model's own names and in its precision; WeightsError unless they are all, and finite."""
     plain = {WRAPPERS.sub("", name): tensor for name, tensor in tensors.items()}
     expected = model.state_dict()
     _require(len(plain) == len(tensors), source, "ambiguous", tensors.keys() - plain.keys())
@@ -124,13 +125,13 @@ def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return converted.detach().cpu().contiguous()
 
 
-def _require(holds: bool, source: str | Path, kind: str, names: set[str]) -> None:
+def _require(holds: bool, source: str | Path, kind: str, names: Set[str]) -> None:
     if not holds:
         shown = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
         raise WeightsError(f"{source}: {len(names)} {kind} tensors ({shown}): weights of another architecture")
 
 
-def _read_config(path: str | Path, text: str, config_class: type):
+def _read_config(path: str | Path, text: str, config_class: type[ModelConfig]) -> ModelConfig:
     try:
         values = json.loads(text)
         known = {field.name for field in fields(config_class)}
@@ -143,7 +144,7 @@ def _read_config(path: str | Path, text: str, config_class: type):
         raise WeightsError(f"{path}: its configuration cannot be read ({error})") from error
 
 
-def _build(path: str | Path, config) -> nn.Module:
+def _build(path: str | Path, config: ModelConfig) -> ImageModel:
     """A model whose parameters hold nothing: weights take their place."""
     try:
         with _ParametersOnMeta():

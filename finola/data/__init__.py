@@ -6,14 +6,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from finola.data.crops import Augment
     from finola.data.datasets import Concat, ImageFolder, check_same_classes
     from finola.data.images import center_crop, decode_image, resize_shorter, to_tensor
     from finola.data.in_memory import ResidentImages, ResidentLoader
-    from finola.data.loader import build_loader
+    from finola.data.loader import Batches, build_loader
     from finola.data.shards import Shards, open_data
     from finola.drawing import to_image
 
 __all__ = [
+    "Augment",
+    "Batches",
     "Concat",
     "ImageFolder",
     "ResidentImages",
@@ -30,10 +33,11 @@ __all__ = [
 ]
 
 HOMES = {  # name -> the module that has it, imported on first use: the command line asks for `workers` without torch
+    "Augment": "finola.data.crops",
     **dict.fromkeys(("Concat", "ImageFolder", "check_same_classes"), "finola.data.datasets"),
     **dict.fromkeys(("center_crop", "decode_image", "resize_shorter", "to_tensor"), "finola.data.images"),
     **dict.fromkeys(("ResidentImages", "ResidentLoader"), "finola.data.in_memory"),
-    "build_loader": "finola.data.loader",
+    **dict.fromkeys(("Batches", "build_loader"), "finola.data.loader"),
     **dict.fromkeys(("Shards", "open_data"), "finola.data.shards"),
     "to_image": "finola.drawing",
 }

@@ -41,7 +41,7 @@ class Augment:
     policy: str | None = None
     views: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         low, high = self.scale
         if not 0 < low <= high <= 1:
             raise RecipeError(f"crop_scale: got ({low}, {high}), expected 0 < low <= high <= 1")
@@ -49,6 +49,9 @@ class Augment:
             raise RecipeError(f"views: got {self.views}, expected at least 1")
         if self.policy is not None:
             get_policy(self.policy)
+
+
+DEFAULT_AUGMENT = Augment()
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,8 @@ def random_crops(
 def policy_seeds(indices: np.ndarray, *, seed: int, epoch: int, view: int = 0) -> list[int]:
     """The seed below 2^32 of each image's policy."""
     draws = uniforms(seed, epoch, indices, 1, skip=view * VIEW_DRAWS + DRAWS)[:, 0]
-    return (draws * 2.0**32).astype(np.int64).tolist()
+    seeds: list[int] = (draws * 2.0**32).astype(np.int64).tolist()
+    return seeds
 
 
 def apply_crop(image: Image.Image, box: np.ndarray, flip: bool, size: int) -> Image.Image:
@@ -129,7 +133,8 @@ def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
 
 def _mix(x: np.ndarray) -> np.ndarray:
     """The last stage of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers in which each
-    bit of x bears on every bit of the result."""
+    bit of x affects every bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x = x ^ (x >> np.uint64(31))
+    return x

@@ -15,7 +15,7 @@ from finola.errors import DataError
 
 
 class ImageDataset(Protocol):
-    """The face of every data set of this package, and of one of your own.
+    """What every data set of this package has, and one of your own needs.
 
     Attributes:
         classes: names of the classes, none without labels.
@@ -49,8 +49,8 @@ class ImageFolder:
     """The images below a folder, sorted by path.
 
     A folder that holds images itself is flat: all images below it, without labels. Otherwise each of its
-    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are passed
-    over.
+    sub-folders is a class, named after it, with all the images below it. Hidden files and folders are
+    skipped.
 
     Raises:
         DataError: no such folder, no image in it, or a class folder without one.
@@ -99,7 +99,7 @@ class ImageFolder:
 class Concat:
     """Several data sets one after the other; the classes are the union of theirs, sorted by name."""
 
-    def __init__(self, datasets: Sequence):
+    def __init__(self, datasets: Sequence[ImageDataset]):
         self.datasets = list(datasets)
         self.source = ", ".join(data.source for data in self.datasets)
         self.classes = sorted({name for data in self.datasets for name in data.classes})
@@ -117,16 +117,17 @@ class Concat:
         data, local = self._find(index)
         return data.name(local)
 
-    def _relabel(self, data) -> np.ndarray:
+    def _relabel(self, data: ImageDataset) -> np.ndarray:
         table = np.array([self.classes.index(name) for name in data.classes] + [-1], dtype=np.int64)
-        return table[data.labels]  # label -1 reads the last entry, -1
+        labels: np.ndarray = table[data.labels]  # label -1 reads the last entry, -1
+        return labels
 
-    def _find(self, index: int) -> tuple:
+    def _find(self, index: int) -> tuple[ImageDataset, int]:
         which = int(np.searchsorted(self._ends, index, side="right"))
         return self.datasets[which], index - (int(self._ends[which - 1]) if which else 0)
 
 
-def check_same_classes(a, b) -> None:
+def check_same_classes(a: ImageDataset, b: ImageDataset) -> None:
     """Raise DataError unless two data sets (say, for training and validation) have the same class names."""
     if a.classes == b.classes:
         return
@@ -163,7 +164,7 @@ def _some(names: list[str], most: int = 5) -> str:
 class Subset:
     """`count` images of a data set, spread evenly over it."""
 
-    def __init__(self, dataset, count: int):
+    def __init__(self, dataset: ImageDataset, count: int):
         self.dataset, self.indices = dataset, spread(len(dataset), count)
         self.classes, self.source = dataset.classes, dataset.source
         self.labels = dataset.labels[self.indices]
@@ -171,7 +172,7 @@ class Subset:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def load(self, index: int, draft: int | None = None):
+    def load(self, index: int, draft: int | None = None) -> Image.Image:
         return self.dataset.load(int(self.indices[index]), draft)
 
     def name(self, index: int) -> str:
@@ -183,7 +184,7 @@ def spread(length: int, count: int) -> np.ndarray:
     return np.arange(min(count, length)) * length // min(count, length)
 
 
-def require_labels(dataset) -> None:
+def require_labels(dataset: ImageDataset) -> None:
     """Raise DataError if an image has no class."""
     missing = int((dataset.labels < 0).sum())
     if missing:

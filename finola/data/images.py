@@ -28,7 +28,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError, RecipeError, check_choice
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")
@@ -115,8 +115,7 @@ def resize_shorter(image: Image.Image, size: int, resample: str = "bicubic") -> 
     Raises:
         RecipeError: another `resample`.
     """
-    if resample not in RESAMPLE:
-        raise RecipeError(f"resample: got {resample!r}, expected one of {', '.join(RESAMPLE)}")
+    check_choice("resample", resample, RESAMPLE, RecipeError)
     width, height = image.size
     shorter = min(width, height)
     target = (max(size, round(width * size / shorter)), max(size, round(height * size / shorter)))
@@ -127,6 +126,13 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
     """The centre `size` x `size` of an image no smaller than that."""
     x, y = (image.width - size) // 2, (image.height - size) // 2
     return image.crop((x, y, x + size, y + size))
+
+
+def cut_long(image: Image.Image, longest: int) -> Image.Image:
+    """The centre of an image, each side of which becomes `longest` at most."""
+    width, height = min(image.width, longest), min(image.height, longest)
+    x, y = (image.width - width) // 2, (image.height - height) // 2
+    return image if (width, height) == image.size else image.crop((x, y, x + width, y + height))
 
 
 def _check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -164,6 +170,7 @@ LONGEST_FITTED = 4  # sides of a picture before it is fitted, in shorter sides; 
 
 
 def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
+    """An image, or the one in a file, upright RGB; DataError where it cannot be decoded or has no pixels."""
     if not isinstance(image, Image.Image):
         return decode_image(image)
     if 0 in image.size:
@@ -173,10 +180,7 @@ def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
 
 def fit(image: Image.Image, size: int) -> Image.Image:
     """Shorter side resized to `size` (antialiased bicubic), then the centre square, as in `finola eval`."""
-    longest = LONGEST_FITTED * min(image.size)
-    width, height = min(image.width, longest), min(image.height, longest)
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    image = image.crop((left, top, left + width, top + height))
+    image = cut_long(image, LONGEST_FITTED * min(image.size))
     return center_crop(resize_shorter(image, size), size)
 
 

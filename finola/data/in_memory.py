@@ -12,18 +12,18 @@ Pillow's but for its rounding to 8 bits.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.data.crops import Augment, Crops, policy_seeds, random_crops
-from finola.data.images import resize_shorter, to_tensor, to_uint8
-from finola.data.loader import Batch, BatchOrder, Loader
+from finola.data.crops import DEFAULT_AUGMENT, Augment, Crops, policy_seeds, random_crops
+from finola.data.datasets import ImageDataset
+from finola.data.images import cut_long, resize_shorter, to_tensor, to_uint8
+from finola.data.loader import Batch, Batches, BatchOrder, Loader
 from finola.data.policies import get_policy
 from finola.data.workers import threads, usable_cores
 from finola.drawing import to_image
@@ -57,7 +57,7 @@ class ResidentImages:
 
     def __init__(
         self,
-        dataset,
+        dataset: ImageDataset,
         size: int,
         device: torch.device | str = "cpu",
         *,
@@ -71,14 +71,14 @@ class ResidentImages:
         self.sizes = np.full((len(dataset), 2), size)
         self.errors: dict[int, str] = {}
         with threads(usable_cores()) as pool:
-            pictures = pool.map(_Decoder(dataset, size, resample, draft), range(len(dataset)))
-            pictures = tqdm(pictures, "decoding", len(dataset), disable=not progress, unit="image")
-            self.pixels = self._store(pictures, skip_bad).to(self.device)
+            decoded = pool.map(_Decoder(dataset, size, resample, draft), range(len(dataset)))
+            bar = tqdm(decoded, "decoding", len(dataset), disable=not progress, unit="image")
+            self.pixels = self._store(bar, skip_bad).to(self.device)
 
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def _store(self, pictures: Iterator[Tensor | DataError], skip_bad: bool) -> Tensor:
+    def _store(self, pictures: Iterable[Tensor | DataError], skip_bad: bool) -> Tensor:
         store = torch.zeros(len(self), 3, self.size, self.size, dtype=torch.uint8)
         for index, picture in enumerate(pictures):
             if isinstance(picture, DataError):
@@ -104,7 +104,7 @@ class ResidentLoader(Loader):
     Training draws the same crops as there, relative to the stored picture. Evaluation takes the centre crop
     of pictures stored at exactly `image_size`.
 
-    A `policy` works on 8-bit crops on the CPU, one after the other: it draws from the process's global
+    The policy of `augment` works on 8-bit crops on the CPU, one after the other: it draws from the process's global
     generators, so threads cannot share the work. `build_loader` has worker processes for it.
 
     Raises:
@@ -112,38 +112,16 @@ class ResidentLoader(Loader):
     """
 
     def __init__(
-        self,
-        images: ResidentImages,
-        *,
-        batch_size: int,
-        image_size: int,
-        train: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        crop_scale: tuple[float, float] = (0.2, 1.0),
-        hflip: bool = True,
-        drop_last: bool | None = None,
-        policy: str | None = None,
-        views: int = 1,
+        self, images: ResidentImages, batches: Batches, *, image_size: int, augment: Augment = DEFAULT_AUGMENT
     ):
-        if not train and images.size != image_size:
+        if not batches.train and images.size != image_size:
             raise RecipeError(
                 f"cannot evaluate at {image_size} px images stored at {images.size} px; "
                 f"make ResidentImages with size={image_size}"
             )
-        order = BatchOrder(
-            len(images),
-            batch_size,
-            shuffle=train,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-        )
-        super().__init__(order)
+        super().__init__(BatchOrder(len(images), batches))
         self.images, self.image_size = images, image_size
-        self.augment = Augment(crop_scale, hflip, policy, views) if train else None
+        self.augment = augment if batches.train else None
 
     def _batches(self, first: int) -> Iterator[Batch]:
         for indices in self.sampler.batches(first):
@@ -159,16 +137,16 @@ class ResidentLoader(Loader):
         pixels, sizes = self.images.pixels[where], self.images.sizes[indices]
         if self.augment is None:
             return crop_and_resize(pixels, sizes, _centre_crops(sizes, self.image_size), self.image_size)
-        views = [self._view(pixels, sizes, indices, view) for view in range(self.augment.views)]
+        views = [self._view(pixels, sizes, indices, self.augment, view) for view in range(self.augment.views)]
         return torch.stack(views, dim=1) if len(views) > 1 else views[0]
 
-    def _view(self, pixels: Tensor, sizes: np.ndarray, indices: np.ndarray, view: int) -> Tensor:
+    def _view(self, pixels: Tensor, sizes: np.ndarray, indices: np.ndarray, augment: Augment, view: int) -> Tensor:
         draw = {"seed": self.sampler.seed, "epoch": self.sampler.epoch, "view": view}
-        crops = random_crops(sizes, indices, augment=self.augment, **draw)
+        crops = random_crops(sizes, indices, augment=augment, **draw)
         images = crop_and_resize(pixels, sizes, crops, self.image_size)
-        if self.augment.policy is None:
+        if augment.policy is None:
             return images
-        policy, seeds = get_policy(self.augment.policy), policy_seeds(indices, **draw)
+        policy, seeds = get_policy(augment.policy), policy_seeds(indices, **draw)
         distorted = [
             to_tensor(policy(to_image(image), seed)) for image, seed in zip(images.cpu(), seeds, strict=True)
         ]
@@ -218,13 +196,13 @@ def weights(spans: np.ndarray, lengths: np.ndarray, padded: int, size: int, devi
         spans: (B, 2) first and last coordinate in input pixels; in the other order the result is mirrored.
         lengths: (B,) true lengths of the lines, at most `padded`.
     """
-    spans, lengths = (torch.from_numpy(array).float().to(device) for array in (spans, lengths))
-    start, step = spans[:, :1], spans.diff(dim=1) / size  # (B, 1) each
+    ends, limits = (torch.from_numpy(array).float().to(device) for array in (spans, lengths))
+    start, step = ends[:, :1], ends.diff(dim=1) / size  # (B, 1) each
     centres = start + step * (torch.arange(size, device=device) + 0.5)  # (B, size)
     inputs = torch.arange(padded, device=device) + 0.5  # (padded,)
     stretch = step.abs().clamp(min=1)[:, :, None]  # (B, 1, 1)
     weight = _cubic((inputs - centres[:, :, None]).abs_().div_(stretch))  # (B, size, padded)
-    weight *= (inputs < lengths[:, None])[:, None]
+    weight *= (inputs < limits[:, None])[:, None]
     return weight.div_(weight.sum(-1, keepdim=True))
 
 
@@ -248,7 +226,7 @@ def _centre_crops(sizes: np.ndarray, size: int) -> Crops:
 class _Decoder:
     """Index -> (3, H, W) uint8, upright, shorter side `size`, longer at most twice that; or the error."""
 
-    dataset: object
+    dataset: ImageDataset
     size: int
     resample: str
     draft: bool
@@ -258,11 +236,4 @@ class _Decoder:
             image = self.dataset.load(index, self.size if self.draft else None)
         except DataError as error:
             return error
-        return to_uint8(_cut_long(resize_shorter(image, self.size, self.resample), LONGEST_KEPT * self.size))
-
-
-def _cut_long(image: Image.Image, longest: int) -> Image.Image:
-    """The centre of an image whose longer side is more than `longest`."""
-    width, height = min(image.width, longest), min(image.height, longest)
-    x, y = (image.width - width) // 2, (image.height - height) // 2
-    return image if (width, height) == image.size else image.crop((x, y, x + width, y + height))
+        return to_uint8(cut_long(resize_shorter(image, self.size, self.resample), LONGEST_KEPT * self.size))

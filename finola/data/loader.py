@@ -2,7 +2,7 @@
 and resumed in mid-epoch exactly where they stopped.
 
 `BatchOrder` decides which images make up which batch, and holds the position. A loader turns that order into
-tensors: `WorkerLoader` here decodes files in worker processes, `ResidentLoader` in `resident.py` crops on the
+tensors: `WorkerLoader` here decodes files in worker processes, `ResidentLoader` in `in_memory.py` crops on the
 device. Lightning finds `state_dict` and `load_state_dict` on the loader and `set_epoch` on `loader.sampler`,
 and calls all three by itself.
 """
@@ -12,14 +12,17 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from finola.data.crops import Augment, apply_crop, epoch_order, policy_seeds, random_crops
+from finola.data.crops import DEFAULT_AUGMENT, Augment, apply_crop, epoch_order, policy_seeds, random_crops
+from finola.data.datasets import ImageDataset
 from finola.data.images import center_crop, resize_shorter, to_uint8
 from finola.data.policies import get_policy
 from finola.errors import DataError, RecipeError
@@ -27,42 +30,50 @@ from finola.errors import DataError, RecipeError
 Batch = dict[str, Tensor]
 
 
-class BatchOrder:
-    """The images of every batch of every epoch, for one of `world_size` processes.
+@dataclass(frozen=True)
+class Batches:
+    """How a loader cuts a data set into batches.
 
-    An epoch is one order of all images, cut into global batches of `batch_size * world_size`; each process
-    takes its slice of each. So two processes at half the batch size see the same global batches as one.
-
-    Args:
-        length: number of images.
+    Attributes:
         batch_size: images a batch in this process.
-        shuffle: a new order every epoch; otherwise 0 ... length - 1.
-        drop_last: leave out the last global batch if it is not full; None: only with `shuffle`.
+        train: a new order every epoch; otherwise 0 ... N - 1.
+        seed: of the orders and, in training, of what is drawn for each image.
+        rank, world_size: this process, of so many that share the images.
+        drop_last: leave out the last global batch if it is not full; None: only when training.
 
     Raises:
         RecipeError: a batch size or rank out of range.
+    """
+
+    batch_size: int
+    train: bool
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    drop_last: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise RecipeError(f"batch_size: got {self.batch_size}, expected at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise RecipeError(f"rank: got {self.rank}, expected 0 to {self.world_size - 1}, one below world_size")
+
+
+class BatchOrder:
+    """The images of every batch of every epoch, for one of `world_size` processes.
+
+    An epoch is one order of all `length` images, cut into global batches of `batch_size * world_size`; each process
+    takes its slice of each. So two processes at half the batch size see the same global batches as one.
+
+    Raises:
         DataError: not one batch.
     """
 
-    def __init__(
-        self,
-        length: int,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool | None = None,
-    ):
-        if batch_size < 1:
-            raise RecipeError(f"batch_size: got {batch_size}, expected at least 1")
-        if not 0 <= rank < world_size:
-            raise RecipeError(f"rank: got {rank}, expected 0 to {world_size - 1}, one below world_size")
-        self.length, self.global_batch = length, batch_size * world_size
-        self.shuffle, self.seed = shuffle, seed
-        self.drop_last = shuffle if drop_last is None else drop_last
-        self.rank, self.world_size = rank, world_size
+    def __init__(self, length: int, batches: Batches):
+        self.length, self.global_batch = length, batches.batch_size * batches.world_size
+        self.train, self.seed = batches.train, batches.seed
+        self.drop_last = batches.train if batches.drop_last is None else batches.drop_last
+        self.rank, self.world_size = batches.rank, batches.world_size
         self.epoch = 0
         self.position = 0  # batches handed out in this epoch
         self._resume_at = 0
@@ -75,7 +86,7 @@ class BatchOrder:
         return full + (not self.drop_last and self.rank < rest)
 
     def set_epoch(self, epoch: int) -> None:
-        """Move to the start of another epoch; the present one goes on where it is."""
+        """Move to the start of another epoch; within the current one nothing changes."""
         if epoch != self.epoch:
             self.epoch, self.position, self._resume_at = epoch, 0, 0
 
@@ -86,7 +97,7 @@ class BatchOrder:
 
     def batches(self, first: int) -> Iterator[np.ndarray]:
         """The image indices, (n,) int64, of this process's batches from number `first` to the epoch's end."""
-        order = epoch_order(self.length, self.seed, self.epoch) if self.shuffle else np.arange(self.length)
+        order = epoch_order(self.length, self.seed, self.epoch) if self.train else np.arange(self.length)
         for number in range(first, len(self)):
             whole = order[number * self.global_batch : (number + 1) * self.global_batch]
             yield np.array_split(whole, self.world_size)[self.rank]
@@ -143,10 +154,10 @@ class Loader(ABC):
 
     @abstractmethod
     def _batches(self, first: int) -> Iterator[Batch]:
-        """Batches number `first` and on of the present epoch."""
+        """The batches of the current epoch from number `first` on."""
 
     def _leave_out(self, errors: list[str], left: int) -> None:
-        """Count and report images that a training batch has to do without; raise if none is left."""
+        """Count and report the images left out of a training batch; raise if none remains."""
         for error in errors:
             warnings.warn(f"image left out of training: {error}", stacklevel=3)
         self.skipped += len(errors)
@@ -157,25 +168,24 @@ class Loader(ABC):
 class WorkerLoader(Loader):
     """Makes samples in worker processes; `build_loader` makes one of files.
 
+    In training a sample that failed is left out of its batch; in evaluation it raises.
+
     Args:
         samples: (epoch, index) -> a sample, or the message of its DataError.
         collate: one or more samples -> a batch on the CPU, "image" in 8-bit numbers.
-        evaluation: a sample that failed raises; otherwise it is left out of its batch.
     """
 
     def __init__(
         self,
-        samples,
+        samples: Dataset[Any],
         order: BatchOrder,
         *,
         collate: Callable[[list], dict],
-        evaluation: bool,
         num_workers: int,
-        device: torch.device,
+        device: torch.device | str,
     ):
         super().__init__(order)
-        self.device = device
-        self._evaluation = evaluation
+        self.device = device = torch.device(device)
         self._numbers = _Numbers(order)
         self._loader = DataLoader(
             samples,
@@ -189,7 +199,7 @@ class WorkerLoader(Loader):
     def _batches(self, first: int) -> Iterator[Batch]:
         self._numbers.first = first
         for batch, good, errors in self._loader:
-            if errors and self._evaluation:
+            if errors and not self.sampler.train:
                 raise DataError(errors[0])
             if errors:
                 self._leave_out(errors, good)
@@ -202,52 +212,35 @@ class WorkerLoader(Loader):
 
 
 def build_loader(
-    dataset,
+    dataset: ImageDataset,
+    batches: Batches,
     *,
-    batch_size: int,
     image_size: int,
-    train: bool,
-    seed: int = 0,
-    num_workers: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    crop_scale: tuple[float, float] = (0.2, 1.0),
-    hflip: bool = True,
-    drop_last: bool | None = None,
+    augment: Augment = DEFAULT_AUGMENT,
     resample: str = "bicubic",
-    policy: str | None = None,
-    views: int = 1,
+    num_workers: int = 0,
     device: torch.device | str = "cpu",
 ) -> WorkerLoader:
-    """A loader over a data set of `finola.data`.
+    """A loader over a data set of `finola.data`:
 
-    Training: shuffled, RandomResizedCrop (antialiased bicubic), flip and `policy`; an image that cannot be decoded is
-    left out of its batch, counted in `loader.skipped` and reported with a warning.
-    Evaluation (`train=False`): in order, shorter side resized to `image_size`, centre crop; an image that
-    cannot be decoded raises DataError.
+        build_loader(open_data(["images"]), Batches(64, train=True), image_size=224, num_workers=4)
+
+    Training: shuffled, crops (antialiased bicubic) as `augment` says; an image that cannot be decoded is left out of
+    its batch, counted in `loader.skipped` and reported with a warning.
+    Evaluation: in order, shorter side resized to `image_size`, centre crop; an image that cannot be decoded raises
+    DataError.
 
     Args:
-        batch_size: images a batch in this process.
-        drop_last: leave out an incomplete last batch; by default only when training.
+        augment: of training; with two or more views, "image" is (B, views, 3, S, S).
         resample: of evaluation, "bilinear" or "bicubic" (see `resize_shorter`); PSNR depends on it.
-        policy: of training, what is done to a crop (see `finola.data.policies.Policy`).
-        views: of training, crops of each image: with 2 or more, "image" is (B, views, 3, S, S).
         device: where the batches go; they travel as 8-bit numbers, a quarter of the bytes.
+
+    Raises:
+        DataError: not one batch.
     """
-    order = BatchOrder(
-        len(dataset),
-        batch_size,
-        shuffle=train,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        drop_last=drop_last,
-    )
-    augment = Augment(crop_scale, hflip, policy, views) if train else None
-    samples = _Samples(dataset, image_size, seed, augment, resample)
-    return WorkerLoader(
-        samples, order, collate=_stack, evaluation=not train, num_workers=num_workers, device=torch.device(device)
-    )
+    order = BatchOrder(len(dataset), batches)
+    samples = _Samples(dataset, image_size, batches.seed, augment if batches.train else None, resample)
+    return WorkerLoader(samples, order, collate=_stack, num_workers=num_workers, device=device)
 
 
 class _Numbers:
@@ -265,12 +258,14 @@ class _Numbers:
             yield [(self.order.epoch, int(index)) for index in indices]
 
 
-class _Samples:
+class _Samples(Dataset[Any]):
     """(epoch, index) -> (image uint8, label, index), or the message of the DataError.
 
     The image is (3, S, S), with several views (V, 3, S, S)."""
 
-    def __init__(self, dataset, image_size: int, seed: int, augment: Augment | None, resample: str):
+    def __init__(
+        self, dataset: ImageDataset, image_size: int, seed: int, augment: Augment | None, resample: str
+    ):
         self.dataset, self.image_size = dataset, image_size
         self.seed, self.augment, self.resample = seed, augment, resample
 
@@ -287,17 +282,17 @@ class _Samples:
             image = center_crop(resize_shorter(image, self.image_size, self.resample), self.image_size)
             pixels = to_uint8(image)
         else:
-            views = [self._view(image, epoch, index, view) for view in range(self.augment.views)]
+            views = [self._view(image, self.augment, epoch, index, view) for view in range(self.augment.views)]
             pixels = torch.stack(views) if len(views) > 1 else views[0]
         return pixels, int(self.dataset.labels[index]), index
 
-    def _view(self, image: Image.Image, epoch: int, index: int, view: int) -> Tensor:
+    def _view(self, image: Image.Image, augment: Augment, epoch: int, index: int, view: int) -> Tensor:
         size, where = np.array([[image.height, image.width]]), np.array([index])
         draw = {"seed": self.seed, "epoch": epoch, "view": view}
-        crops = random_crops(size, where, augment=self.augment, **draw)
+        crops = random_crops(size, where, augment=augment, **draw)
         image = apply_crop(image, crops.boxes[0], bool(crops.flips[0]), self.image_size)
-        if self.augment.policy is not None:
-            image = get_policy(self.augment.policy)(image, policy_seeds(where, **draw)[0])
+        if augment.policy is not None:
+            image = get_policy(augment.policy)(image, policy_seeds(where, **draw)[0])
         return to_uint8(image)
 
 
@@ -323,35 +318,29 @@ MOST_FAULTS = 10  # bad images named in an error
 
 
 def read_squares(
-    dataset,
+    dataset: ImageDataset,
     size: int,
     *,
     batch_size: int,
     workers: int,
     device: torch.device | str = "cpu",
     resample: str = "bicubic",
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[Batch]:
     """Batches of centre squares of all images, in order.
 
     Raises:
         DataError: images that cannot be decoded; all of them are counted, the first ones named.
     """
+    batches = Batches(batch_size, train=False)
     loader = build_loader(
-        dataset,
-        batch_size=batch_size,
-        image_size=size,
-        train=False,
-        num_workers=workers,
-        resample=resample,
-        device=device,
-    )
+        dataset, batches, image_size=size, resample=resample, num_workers=workers, device=device)
     try:
         yield from loader
     except DataError as first:
         raise DataError(_list_faults(dataset, first)) from None
 
 
-def _list_faults(dataset, first: DataError) -> str:
+def _list_faults(dataset: ImageDataset, first: DataError) -> str:
     faults = []
     for index in range(len(dataset)):
         try:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,10 +17,11 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from finola.data.datasets import ImageDataset
 from finola.data.images import RESAMPLE, resize_shorter
 from finola.data.shards import INDEX_JSON, INDEX_NPY
 from finola.data.workers import threads
-from finola.errors import DataError, RecipeError
+from finola.errors import DataError, RecipeError, check_choice
 
 SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
 
@@ -44,15 +45,13 @@ class Encoding:
     quality: int = 90
     resample: str = "bicubic"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.size < 1:
             raise RecipeError(f"size: got {self.size}, expected at least 1")
-        if self.format not in SUFFIX:
-            raise RecipeError(f"format: got {self.format!r}, expected one of {', '.join(SUFFIX)}")
+        check_choice("format", self.format, SUFFIX, RecipeError)
         if not 1 <= self.quality <= 100:
             raise RecipeError(f"quality: got {self.quality}, expected 1 to 100")
-        if self.resample not in RESAMPLE:
-            raise RecipeError(f"resample: got {self.resample!r}, expected one of {', '.join(RESAMPLE)}")
+        check_choice("resample", self.resample, RESAMPLE, RecipeError)
 
     def encode(self, image: Image.Image) -> bytes:
         if min(image.size) > self.size:
@@ -73,7 +72,7 @@ class PackReport:
 
 
 def pack(
-    dataset,
+    dataset: ImageDataset,
     out: str | Path,
     encoding: Encoding,
     *,
@@ -98,7 +97,7 @@ def pack(
         if value < 1:
             raise RecipeError(f"{name}: got {value}, expected at least 1")
     out, report = Path(out).resolve(), PackReport(str(out))
-    rows = []  # (shard, offset, size, label) of each image
+    rows: list[tuple[int, ...]] = []  # (shard, offset, size, label) of each image
     with _whole_folder(out) as folder, threads(workers) as pool, _bar(len(dataset), progress) as bar:
         for shard, start in enumerate(range(0, len(dataset), shard_size)):
             indices = range(start, min(start + shard_size, len(dataset)))
@@ -115,7 +114,7 @@ def pack(
     return report
 
 
-def _encode(dataset, index: int, encoding: Encoding) -> bytes | DataError:
+def _encode(dataset: ImageDataset, index: int, encoding: Encoding) -> bytes | DataError:
     try:
         return encoding.encode(dataset.load(index))
     except DataError as error:
@@ -124,7 +123,9 @@ def _encode(dataset, index: int, encoding: Encoding) -> bytes | DataError:
         return DataError(f"{dataset.name(index)}: cannot be stored as {encoding.format} ({error})")
 
 
-def _only_good(encoded, indices, report: PackReport, bar: tqdm) -> Iterator[tuple[int, bytes]]:
+def _only_good(
+    encoded: Iterable[bytes | DataError], indices: range, report: PackReport, bar: tqdm
+) -> Iterator[tuple[int, bytes]]:
     """(index, bytes) of the images that could be encoded; the others go into the report."""
     for index, data in zip(indices, encoded, strict=True):
         bar.update()
@@ -134,7 +135,9 @@ def _only_good(encoded, indices, report: PackReport, bar: tqdm) -> Iterator[tupl
             yield index, data
 
 
-def _write_shard(path: Path, samples, labels: np.ndarray, suffix: str) -> list[tuple[int, int, int]]:
+def _write_shard(
+    path: Path, samples: Iterable[tuple[int, bytes]], labels: np.ndarray, suffix: str
+) -> list[tuple[int, int, int]]:
     """Write one tar file; returns (offset, size, label) of each image."""
     written = []
     with open(path, "wb") as file:
@@ -150,7 +153,9 @@ def _write_shard(path: Path, samples, labels: np.ndarray, suffix: str) -> list[t
     return written
 
 
-def _write_index(folder: Path, dataset, encoding: Encoding, report: PackReport, rows: list[tuple]) -> None:
+def _write_index(
+    folder: Path, dataset: ImageDataset, encoding: Encoding, report: PackReport, rows: list[tuple[int, ...]]
+) -> None:
     np.save(folder / INDEX_NPY, np.array(rows, dtype=np.int64))
     index = {
         "images": report.images,

@@ -1,7 +1,7 @@
 """What may happen to a training crop beyond crop and flip: RandAugment, or MoCo-v2's distortions.
 
 timm and torchvision draw from the global generators of Python, NumPy and PyTorch. A policy seeds all three for
-each crop and puts them back afterwards, so what it does depends on its seed alone.
+each crop and restores them afterwards, so what it does depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Policy:
         RecipeError: another name.
     """
 
+    transform: Callable[[Image.Image], Image.Image]
+
     def __init__(self, name: str):
         if name == "moco":
             self.transform = _moco()
@@ -56,7 +58,7 @@ def get_policy(name: str) -> Policy:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and PyTorch's CPU generators started from `seed`, and put back as they were afterwards."""
+    """Python's, NumPy's and PyTorch's CPU generators started from `seed`, and restored afterwards."""
     states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -76,7 +78,8 @@ def _rand_augment(name: str) -> Callable[[Image.Image], Image.Image]:
     for operation in transform.ops:
         if operation.name.startswith("Posterize"):
             operation.level_fn = partial(_keep_a_bit, operation.level_fn)
-    return transform
+    apply: Callable[[Image.Image], Image.Image] = transform
+    return apply
 
 
 def _keep_a_bit(bits_of: Callable[..., tuple[int]], magnitude: float, hparams: dict) -> tuple[int]:
@@ -91,10 +94,11 @@ def _moco() -> Callable[[Image.Image], Image.Image]:
 
     jitter = transforms.ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
     blur = transforms.GaussianBlur(13, sigma=(0.1, 2.0))  # 13 pixels: three deviations to either side
-    return transforms.Compose(
+    apply: Callable[[Image.Image], Image.Image] = transforms.Compose(
         [
             transforms.RandomApply([jitter], p=0.8),
             transforms.RandomGrayscale(p=0.2),
             transforms.RandomApply([blur], p=0.5),
         ]
     )
+    return apply

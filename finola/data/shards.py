@@ -108,12 +108,12 @@ def scan_tar(path: Path) -> list[tuple[int, int, str | None]]:
                     continue
                 if suffix in SUFFIXES:
                     images[key] = (member.offset_data, member.size)
-                elif suffix in LABEL_SUFFIXES:
-                    labels.setdefault(key, {})[suffix] = tar.extractfile(member).read().decode().strip()
+                elif suffix in LABEL_SUFFIXES and (file := tar.extractfile(member)):
+                    labels.setdefault(key, {})[suffix] = file.read().decode().strip()
             end = tar.offset  # where the next header would be
-        with open(path, "rb") as file:
-            file.seek(end)
-            complete = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
+        with open(path, "rb") as whole:
+            whole.seek(end)
+            complete = whole.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
     except (tarfile.TarError, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: damaged tar file ({error}); copy or pack it again") from error
     if not complete:  # tarfile itself takes a broken header for the end

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def threads(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool that drops what it has not begun when it is left, so that Ctrl-C and errors end at once."""
+    """A pool that cancels what has not begun on leaving it, so that Ctrl-C and errors end at once."""
     pool = ThreadPoolExecutor(workers)
     try:
         yield pool
@@ -20,4 +20,4 @@ def threads(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 def usable_cores() -> int:
     """Cores that this process may use: fewer than there are under taskset, cpusets or SLURM."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -48,15 +48,15 @@ class DetectionImages(RunData):
     def train_dataloader(self) -> DetectionLoader:
         section = self.recipe.data
         loader = self._loader(self.train, train=True, scales=self._scales, hflip=section.hflip,
-                              crop=section.random_crop, seed=self.recipe.seed)
+                              crop=section.random_crop)
         loader.set_epoch(self.first_epoch)
         return loader
 
     def val_dataloader(self) -> DetectionLoader:
         return self._loader(self.val, train=False)
 
-    def _loader(self, dataset, **options) -> DetectionLoader:
+    def _loader(self, dataset, *, train: bool, **options) -> DetectionLoader:
         config = self.model.config
         return build_detection_loader(
-            dataset, batch_size=self._batch_size, image_size=config.image_size, max_size=config.max_size,
-            masks=config.masks, num_workers=self._workers, device=self._device, **self._share, **options)
+            dataset, self._batches(train=train), image_size=config.image_size, max_size=config.max_size,
+            masks=config.masks, num_workers=self._workers, device=self._device, **options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
+from finola.data import Batches
 from finola.detection.detector import Detector
 from finola.detection.loader import build_detection_loader
 from finola.detection.scores import CocoScores, coco_results
@@ -47,7 +48,7 @@ def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int 
     check_categories(model, dataset)
     device, masks = model.mean.device, model.config.masks
     loader = build_detection_loader(
-        dataset, batch_size=batch_size, train=False, image_size=model.config.image_size,
+        dataset, Batches(batch_size, train=False), image_size=model.config.image_size,
         max_size=model.config.max_size, masks=masks, num_workers=num_workers, device=device)
     scores, results, times = CocoScores(masks=masks, classes=dataset.classes).to(device), [], []
     if device.type == "cuda":

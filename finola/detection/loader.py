@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from finola.data.images import to_uint8
-from finola.data.loader import BatchOrder, WorkerLoader
+from finola.data.loader import Batches, BatchOrder, WorkerLoader
 from finola.detection.coco import CocoDetection
 from finola.detection.detector import SIDE_UNIT
 from finola.detection.transforms import ViewPolicy, random_view, view_image, view_target, whole_view
@@ -39,30 +42,25 @@ class DetectionLoader(WorkerLoader):
 
 def build_detection_loader(
     dataset: CocoDetection,
+    batches: Batches,
     *,
-    batch_size: int,
-    train: bool,
     scales: tuple[int, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
     image_size: int = 800,
     max_size: int = 1333,
     hflip: bool = True,
     crop: bool = False,
     masks: bool = False,
-    seed: int = 0,
     num_workers: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
     device: torch.device | str = "cpu",
 ) -> DetectionLoader:
     """A loader over a COCO-format data set.
 
     Training: shuffled, each picture seen as `random_view` draws it, those without objects included; a picture that
     cannot be decoded is left out of its batch, counted in `loader.skipped` and reported with a warning.
-    Evaluation (`train=False`): in order, the shorter side resized to `image_size`; a picture that cannot be decoded
+    Evaluation: in order, the shorter side resized to `image_size`; a picture that cannot be decoded
     raises DataError.
 
     Args:
-        batch_size: pictures a batch in this process.
         scales, hflip, crop: of training (see `ViewPolicy`).
         image_size: of evaluation.
         max_size: limit of the longer side.
@@ -75,12 +73,10 @@ def build_detection_loader(
     """
     if masks:
         dataset.require_masks()
-    order = BatchOrder(len(dataset), batch_size, shuffle=train, seed=seed, rank=rank, world_size=world_size)
-    policy = ViewPolicy(tuple(scales), max_size, hflip, crop) if train else None
-    samples = _Samples(dataset, policy, image_size, max_size, masks, seed)
-    return DetectionLoader(
-        samples, order, collate=_collate, evaluation=not train, num_workers=num_workers, device=torch.device(device)
-    )
+    order = BatchOrder(len(dataset), batches)
+    policy = ViewPolicy(tuple(scales), max_size, hflip, crop) if batches.train else None
+    samples = _Samples(dataset, policy, image_size, max_size, masks, batches.seed)
+    return DetectionLoader(samples, order, collate=_collate, num_workers=num_workers, device=device)
 
 
 def pad_batch(pictures: list[Tensor]) -> Tensor:
@@ -101,7 +97,7 @@ def padding_of(sizes: Tensor, height: int, width: int) -> Tensor:
     return rows[:, :, None] | columns[:, None, :]
 
 
-class _Samples:
+class _Samples(Dataset[Any]):
     """(epoch, index) -> a picture (3, h, w) uint8 with its size, index and target, or the message of the DataError."""
 
     def __init__(

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ def autoregress_batched(q: Tensor, size: Size, weights: Mapping[str, Tensor], or
     """`autoregress` for norm "layer" (normalised) and "none"; arguments as there, already checked."""
     keep = torch.is_grad_enabled() and any(t.requires_grad for t in (q, *weights.values()))
     plan = Plan(size, origin, path, normalised, eps, _product_dtype(q), q.is_cuda, keep)
-    z = _Autoregress.apply(q, plan, *(weights.get(direction) for direction in DIRECTIONS))
+    z: Tensor = _Autoregress.apply(q, plan, *(weights.get(direction) for direction in DIRECTIONS))
     return z.permute(0, 3, 1, 2)  # (B, H, W, C) -> (B, C, H, W), channels-last
 
 
@@ -67,9 +69,11 @@ class Plan:
     @property
     def second(self) -> list[tuple[str, ...]]:
         """Directions of each sweep over the whole map: down and up from the row, right and left from the column."""
-        axes = {"row_first": [VERTICAL], "column_first": [HORIZONTAL]}.get(self.path, [VERTICAL, HORIZONTAL])
+        axes: list[tuple[str, ...]] = [VERTICAL, HORIZONTAL]
+        if self.path != "average":
+            axes = [VERTICAL if self.path == "row_first" else HORIZONTAL]
         if self.lockstep and self.size[0] == self.size[1]:
-            axes = [sum(axes, ())]
+            axes = [tuple(chain(*axes))]
         return [directions for axis in axes if (directions := self._longest_first(axis))]
 
     @property
@@ -93,7 +97,7 @@ class Plan:
 
 class _Autoregress(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, plan: Plan, *matrices: Tensor | None) -> Tensor:
+    def forward(ctx: Any, q: Tensor, plan: Plan, *matrices: Tensor | None) -> Tensor:
         ctx.plan, ctx.q_dtype = plan, q.dtype
         first, seconds, z = _grow(q.to(state_dtype(q)), plan, _cast(matrices, plan))
         ctx.save_for_backward(first, *seconds, *matrices)
@@ -101,7 +105,7 @@ class _Autoregress(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         first, *rest = ctx.saved_tensors
         count = len(ctx.plan.second)
         seconds, matrices = rest[:count], rest[count:]
@@ -251,7 +255,9 @@ def _normalise_backward(grad: Tensor, z: Tensor, statistics: list[Tensor], plan:
     if not plan.normalised:
         return grad
     mask = [True, False, False]
-    return torch.ops.aten.native_layer_norm_backward(grad, z, z.shape[-1:], *statistics, None, None, mask)[0]
+    inward: Tensor
+    inward, *_ = torch.ops.aten.native_layer_norm_backward(grad, z, z.shape[-1:], *statistics, None, None, mask)
+    return inward
 
 
 def _cast(matrices: tuple[Tensor | None, ...], plan: Plan) -> dict[str, Tensor]:

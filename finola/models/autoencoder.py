@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
@@ -60,7 +60,7 @@ class AutoencoderConfig(ModelConfig):
     start: str = "random"
     gain: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.check_image_size(ENCODER_STRIDE)
         if self.map_size < 1 or self.image_size % self.map_size:
             raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
@@ -69,9 +69,7 @@ class AutoencoderConfig(ModelConfig):
             raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
         if self.embed_dim < 1:
             raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
-        if self.autoregression not in AUTOREGRESSIONS:
-            raise FinolaError(f"autoregression: got {self.autoregression!r}, expected one of "
-                              f"{', '.join(AUTOREGRESSIONS)}")
+        check_choice("autoregression", self.autoregression, AUTOREGRESSIONS)
         if self.start not in ("random", "shifts"):
             raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
 
@@ -84,6 +82,9 @@ class AutoencoderConfig(ModelConfig):
 
 class FinolaAutoencoder(ImageModel):
     """Image -> one vector -> image (paper, section "FINOLA on Image Reconstruction", Figure 1)."""
+
+    config: AutoencoderConfig
+    autoregression: Finola | Repetition
 
     def __init__(self, config: AutoencoderConfig):
         super().__init__(config)
@@ -100,15 +101,22 @@ class FinolaAutoencoder(ImageModel):
     def encode(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) in [0, 1] -> q (B, C)."""
         self.check_image(x)
-        return self.pool(self.encoder.forward_features(self.normalise(x)))
+        q: Tensor = self.pool(self.encoder.forward_features(self.normalise(x)))
+        return q
 
     def grow(self, q: Tensor) -> Tensor:
         """q (B, C) -> the feature map z (B, C, R, R)."""
-        return self.autoregression(q)
+        z: Tensor = self.autoregression(q)
+        return z
 
     def decode(self, q: Tensor) -> Tensor:
         """q (B, C) -> the image (B, 3, S, S), on the scale of [0, 1], unclamped."""
-        return self.decoder(self.grow(q)).float() * self.std + self.mean
+        return self.decode_map(self.grow(q))
+
+    def decode_map(self, z: Tensor) -> Tensor:
+        """z (B, C, h, w) -> the image (B, 3, h S / R, w S / R), on the scale of [0, 1], unclamped."""
+        y: Tensor = self.decoder(z)
+        return y.float() * self.std + self.mean
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) -> its reconstruction, of the same shape."""
@@ -121,10 +129,12 @@ class FinolaAutoencoder(ImageModel):
     def take_over(self, donor: ImageModel) -> None:
         """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid, of a model
         that has both with as many channels (element-wise masked FINOLA)."""
-        pool, autoregression = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
-        if not isinstance(pool, AttentionPool) or pool.out.weight.shape != self.pool.out.weight.shape:
+        pool, law = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
+        if not (isinstance(pool, AttentionPool) and isinstance(law, nn.Module)):
             return
-        for name, matrix in autoregression.named_parameters():
+        if pool.out.weight.shape != self.pool.out.weight.shape:
+            return
+        for name, matrix in law.named_parameters():
             if hasattr(self.autoregression, name):
                 getattr(self.autoregression, name).copy_(matrix)
         if pool.num_heads == self.pool.num_heads:
@@ -132,7 +142,7 @@ class FinolaAutoencoder(ImageModel):
             self.pool.load_state_dict(pool.state_dict() | {"position": position})
 
 
-def _autoregression(config: AutoencoderConfig) -> nn.Module:
+def _autoregression(config: AutoencoderConfig) -> Finola | Repetition:
     size = (config.map_size, config.map_size)
     if config.autoregression in ("repeat", "repeat_pos"):
         return Repetition(config.embed_dim, size, position=config.autoregression == "repeat_pos")

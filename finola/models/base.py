@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ IMAGE_KEYS = frozenset({"data.policy", "data.resident"})  # of a recipe: crops a
 @dataclass(frozen=True)
 class ModelConfig:
     """What all configurations share. A subclass is a kind of model: its fields are the `model:` section of a recipe and
-    stand in weights files, and its class attributes tell the rest of the package all it must know of the kind
+    stand in weights files, and its class attributes tell the rest of the package all it needs to know about it
     (`finola.registry.register_kind` makes one known). Names of the form "module:name" are imported on first use.
 
     Attributes:
@@ -30,8 +30,8 @@ class ModelConfig:
         cost: a function of the configuration that counts parameters and multiply-adds for `finola info`.
         score: what `finola eval` measures: "reconstruction", "masked", "classes" or "objects"; None: only its encoder.
         has_classes: it has the fields `num_classes` and `classes`, and `reset_classifier`.
-        keeps_features: it has `features` and `head.classify`, so that what its frozen encoder gives for an image that
-            is always seen alike can be computed once.
+        keeps_features: it has `features` and `head.classify`, so that the features of images that are not augmented
+            can be computed once while its encoder is frozen.
         views: crops of each image in a training batch.
         recipe_keys: keys of a recipe that only some kinds have, this one among them.
         needs: a package of an extra, without which it cannot be built.
@@ -79,6 +79,8 @@ class ImageModel(nn.Module):
     """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
 
     encoder: Encoder
+    mean: Tensor  # (3, 1, 1), of ImageNet's pixels
+    std: Tensor
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -105,7 +107,7 @@ class ImageModel(nn.Module):
         self.encoder_frozen = True
         self.encoder.requires_grad_(False).eval()
 
-    def train(self, mode: bool = True) -> ImageModel:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if self.encoder_frozen:
             self.encoder.eval()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import IMAGE_KEYS, ImageModel, ModelConfig
-from finola.models.encoders import create_encoder
+from finola.models.encoders import Encoder, create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
 from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
 
@@ -47,13 +47,12 @@ class ClassifierConfig(ModelConfig):
     head_width: int | None = None
     dropout: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.encoder not in CONFIGS and not is_vit(self.encoder):
             raise FinolaError(f"encoder: got {self.encoder!r}, expected one of {', '.join(CONFIGS)}, "
                               "or a ViT of timm's such as vit_small_patch16_224")
         self.check_image_size(ENCODER_STRIDE)
-        if self.head not in HEADS:
-            raise FinolaError(f"head: got {self.head!r}, expected one of {', '.join(HEADS)}")
+        check_choice("head", self.head, HEADS)
         if self.num_classes < 1:
             raise FinolaError(f"num_classes: got {self.num_classes}, expected at least 1")
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON and YAML give lists
@@ -67,6 +66,8 @@ class ClassifierConfig(ModelConfig):
 
 class Classifier(ImageModel):
     """Image -> encoder -> head -> logits."""
+
+    config: ClassifierConfig
 
     def __init__(self, config: ClassifierConfig):
         super().__init__(config)
@@ -106,7 +107,7 @@ class Classifier(ImageModel):
         return scales | {f"head.{name}": 1.0 for name, _ in self.head.named_parameters()}
 
 
-def _create_encoder(config: ClassifierConfig) -> nn.Module:
+def _create_encoder(config: ClassifierConfig) -> Encoder:
     """The timm encoder without a classifier; a ViT's position embedding is for one image size."""
     size = {} if config.encoder in CONFIGS else {"img_size": config.image_size}
     return create_encoder(config.encoder, **size)

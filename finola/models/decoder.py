@@ -35,7 +35,9 @@ class ConvDecoder(nn.Module):
         super().__init__()
         if scale not in DECODER_WIDTHS:
             raise FinolaError(f"image size / map size: got {scale}, expected one of {sorted(DECODER_WIDTHS)}")
-        reduced = {"published": 1024 if scale >= 4 else 256, None: in_channels}.get(reduce, reduce)
+        reduced = in_channels if reduce is None else reduce
+        if reduced == "published":
+            reduced = 1024 if scale >= 4 else 256
         if not isinstance(reduced, int) or reduced < 1:
             raise FinolaError(f"decoder_reduce: got {reduce!r}, expected None, 'published' or a number of channels")
         scales = [s for s in DECODER_WIDTHS if s <= scale]
@@ -55,7 +57,9 @@ class ConvDecoder(nn.Module):
         self.to_rgb = nn.Conv2d(channels, 3, 3, padding=1)
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.to_rgb(self.layers(z))
+        """z (B, C, H, W) -> x (B, 3, s H, s W), ImageNet-normalised."""
+        x: Tensor = self.to_rgb(self.layers(z))
+        return x
 
     def first_convolutions(self) -> list[nn.Conv2d]:
         """The convolutions that read the map itself."""
@@ -74,7 +78,8 @@ class ResConv(nn.Module):
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.norm2 = nn.BatchNorm2d(out_channels)
         same = in_channels == out_channels
-        self.shortcut = nn.Identity() if same else nn.Conv2d(in_channels, out_channels, 1, bias=False)
+        self.shortcut: nn.Identity | nn.Conv2d = (
+            nn.Identity() if same else nn.Conv2d(in_channels, out_channels, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))

@@ -17,10 +17,12 @@ class Encoder(nn.Module):
     Attributes:
         num_features: W, channels of the final map.
         head_hidden_size: numbers that a linear classifier on it reads.
-        feature_info: of each map that `forward_intermediates` can give, its stride ("reduction") and channels ("num_chs").
-        forward_features: normalised images (B, 3, H, W) -> the final map (B, W, H/16, W/16), or a ViT's tokens (B, L, W).
+        feature_info: stride ("reduction") and channels ("num_chs") of each map that `forward_intermediates` can give.
+        forward_features: normalised images (B, 3, H, W) -> the final map (B, W, H/16, W/16); of a ViT its tokens
+            (B, L, W).
         forward_intermediates: normalised images -> the maps of `indices`, (B, C, H/stride, W/stride) each.
         no_weight_decay: names of the embeddings, which are not decayed.
+        group_matcher: which parameter belongs to which layer, as timm's layer decay takes it.
     """
 
     num_features: int
@@ -29,6 +31,7 @@ class Encoder(nn.Module):
     forward_features: Callable[[Tensor], Tensor]
     forward_intermediates: Callable[..., list[Tensor]]
     no_weight_decay: Callable[[], set[str]]
+    group_matcher: Callable[..., dict[str, Any]]
 
 
 def create_encoder(name: str, **options: Any) -> Encoder:

@@ -10,11 +10,16 @@ Shapes: B batch, W channels of the map, h and w its rows and columns, d token di
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.mobileformer import MobileFormer
+
+if TYPE_CHECKING:
+    from timm.models.vision_transformer import VisionTransformer
 
 DEPTHS = {"tran1": 1, "tran4": 4}  # transformer blocks by head
 HEADS = ("lin", *DEPTHS)
@@ -28,8 +33,7 @@ def create_head(
     """The head "lin", "tran1" or "tran4"; `width` and `dropout` are of the transformers.
 
     Raises FinolaError for another kind, a bad width, or a width or dropout given to the linear head."""
-    if kind not in HEADS:
-        raise FinolaError(f"head: got {kind!r}, expected one of {', '.join(HEADS)}")
+    check_choice("head", kind, HEADS)
     if kind in DEPTHS:
         return TransformerHead(channels, token_dim, num_classes, DEPTHS[kind], width, dropout)
     if width is not None or dropout:
@@ -63,7 +67,8 @@ class LinearHead(nn.Module):
 
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, W + d) -> logits (B, classes)."""
-        return self.fc(self.norm(pooled))
+        logits: Tensor = self.fc(self.norm(pooled))
+        return logits
 
     def forward(self, map: Tensor, token: Tensor) -> Tensor:
         """map (B, W, h, w), token (B, d) -> logits (B, classes)."""
@@ -122,7 +127,8 @@ class TransformerHead(nn.Module):
         positions = self.map_projection(map.flatten(2).mT)  # (B, h w, D)
         first = self.token_projection(token)[:, None]  # (B, 1, D)
         mixed = self.blocks(torch.cat([first, positions], dim=1))  # (B, 1 + h w, D)
-        return self.fc(self.dropout(self.norm(mixed[:, 0])))
+        logits: Tensor = self.fc(self.dropout(self.norm(mixed[:, 0])))
+        return logits
 
     def forward(self, map: Tensor, token: Tensor) -> Tensor:
         """map (B, W, h, w), token (B, d) -> logits (B, classes)."""
@@ -158,10 +164,10 @@ def map_and_tokens(encoder: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(encoder, MobileFormer):
         features, tokens = encoder.forward_map_and_tokens(x)
         return features, tokens[:, 0]
-    _check_vit(encoder)
-    tokens = encoder.forward_features(x)  # (B, prefix + h w, W)
-    positions = tokens[:, encoder.num_prefix_tokens :].mT  # (B, W, h w)
-    return positions.unflatten(2, encoder.patch_embed.grid_size), tokens[:, 0]
+    vit = _vit_with_class_token(encoder)
+    tokens = vit.forward_features(x)  # (B, prefix + h w, W)
+    positions = tokens[:, vit.num_prefix_tokens :].mT  # (B, W, h w)
+    return positions.unflatten(2, vit.patch_embed.grid_size), tokens[:, 0]
 
 
 def token_width(encoder: nn.Module) -> int:
@@ -170,14 +176,14 @@ def token_width(encoder: nn.Module) -> int:
     Raises FinolaError for an encoder of another kind."""
     if isinstance(encoder, MobileFormer):
         return encoder.tokens.shape[-1]
-    _check_vit(encoder)
-    return encoder.num_features
+    return _vit_with_class_token(encoder).num_features
 
 
-def _check_vit(encoder: nn.Module) -> None:
+def _vit_with_class_token(encoder: nn.Module) -> VisionTransformer:
     from timm.models.vision_transformer import VisionTransformer
 
     if not (isinstance(encoder, VisionTransformer) and encoder.has_class_token):
         raise FinolaError(
             f"encoder: got {type(encoder).__name__}, expected a Mobile-Former or a timm ViT with a class token"
         )
+    return encoder

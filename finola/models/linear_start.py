@@ -13,6 +13,7 @@ Training is free to leave this start. Shapes: x (B, 3, S, S) in [0, 1]; maps (B,
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,10 @@ from finola.autoregression import Finola
 from finola.errors import FinolaError
 from finola.kernels.grid import resolve_origin
 from finola.models.decoder import ResConv, UpConv
-from finola.models.mobileformer import Bottleneck, DownBottleneck, LiteBlock, MobileFormer
+from finola.models.mobileformer import Bottleneck, DownBottleneck, LiteBlock, MobileFormer, conv_of, norm_of
+
+if TYPE_CHECKING:
+    from finola.models.autoencoder import FinolaAutoencoder
 
 LEVEL = 4.0  # what q's standard deviation is held near by its constant part, so that a step is a shift
 CODE = 0.7  # standard deviation of the codes in q
@@ -34,7 +38,7 @@ RIDGE = 1e-4  # of the mean square of a regression's inputs
 
 
 @torch.no_grad()
-def start_as_shifts(model) -> None:
+def start_as_shifts(model: FinolaAutoencoder) -> None:
     """Start each matrix as the shift of the grid of codes by one position, and the decoder at the position's own code.
 
     q holds one slot of C / N channels for each of the N positions of the encoder's map. A cyclic shift P of the
@@ -45,7 +49,7 @@ def start_as_shifts(model) -> None:
 
     Raises:
         FinolaError: a model without autoregression, with a map of another size than the encoder's, or whose
-            channels are no even number for each position.
+            channels are not an even number for each position.
     """
     config, finola = model.config, model.autoregression
     rows, columns = model.pool.size
@@ -67,7 +71,7 @@ def start_as_shifts(model) -> None:
         convolution.weight.mul_(attention)
 
 
-def own_slot(model) -> list[int]:
+def own_slot(model: FinolaAutoencoder) -> list[int]:
     """The channels of the origin's slot, where every position of the map finds its own code."""
     rows, columns = model.pool.size
     y, x = resolve_origin(model.config.origin, model.autoregression.size)
@@ -77,7 +81,7 @@ def own_slot(model) -> list[int]:
 
 
 @torch.no_grad()
-def start_from_images(model, x: Tensor) -> None:
+def start_from_images(model: FinolaAutoencoder, x: Tensor) -> None:
     """Fit encoder, pooling and decoder, layer by layer, to the principal components of pixel blocks.
 
     Each strided or channel-changing convolution is the least-squares map from its input, as the layers before it
@@ -95,54 +99,57 @@ def start_from_images(model, x: Tensor) -> None:
                           "be null and the first of decoder_widths other than embed_dim")
     training = model.training
     model.train()  # the images' own statistics in every BatchNorm
-    _start_encoder(model, x)
+    _start_encoder(model, model.encoder, x)
     _start_pooling(model, x)
     _start_decoder(model, x)
     _settle_statistics(model, x)
     model.train(training)
 
 
-def _start_encoder(model, x: Tensor) -> None:
-    encoder, stride = model.encoder, 2
+def _start_encoder(model: FinolaAutoencoder, encoder: MobileFormer, x: Tensor) -> None:
+    stride = 2
 
-    def fit(convolution: nn.Conv2d) -> None:
-        inputs = _input_of(convolution, lambda: _features(model, x))
-        targets = components(x, stride, min(convolution.out_channels, 3 * stride**2))
-        _set(convolution, *_regress(inputs, targets, kernel=1))
+    def fit(layers: nn.Sequential) -> None:
+        inputs = _input_of(layers, lambda: _features(model, x))
+        targets = components(x, stride, min(conv_of(layers).out_channels, 3 * stride**2))
+        _set(conv_of(layers), *_regress(inputs, targets, kernel=1))
 
-    stem, norm = encoder.stem[0], encoder.stem[1]
+    stem = conv_of(encoder.stem)
     stem.weight[:12] = 0
     for channel in range(3):
         for tap, (a, b) in enumerate(DELTAS):
             stem.weight[4 * channel + tap, channel, a, b] = 1
-    norm.bias.fill_(OFFSET)
+    norm_of(encoder.stem).bias.fill_(OFFSET)
     for block in encoder.modules():  # in the order of the forward pass
         if isinstance(block, LiteBlock):
-            block.layers[-1].weight.fill_(BRANCH)
+            norm_of(block.layers[-2:]).weight.fill_(BRANCH)
         elif isinstance(block, DownBottleneck):
             stride *= 2
-            taps = block.expand1[0].weight.view(block.expand1[0].in_channels, -1, 3, 3)  # (C, multiplier, 3, 3)
+            expand = conv_of(block.expand1)
+            taps = expand.weight.view(expand.in_channels, -1, 3, 3)  # (C, multiplier, 3, 3)
             taps[:, : len(DELTAS)] = 0
             for tap, (a, b) in enumerate(DELTAS):
                 taps[:, tap, a, b] = 1
-            block.expand1[1].bias.view(taps.shape[:2])[:, : len(DELTAS)] = OFFSET
-            block.project2[1].weight.fill_(BRANCH)
-            fit(block.project1[0])
+            norm_of(block.expand1).bias.view(taps.shape[:2])[:, : len(DELTAS)] = OFFSET
+            norm_of(block.project2).weight.fill_(BRANCH)
+            fit(block.project1)
         elif isinstance(block, Bottleneck) and block.shortcut:
-            block.project[1].weight.fill_(BRANCH)
+            norm_of(block.project).weight.fill_(BRANCH)
         elif isinstance(block, Bottleneck):
-            channels = block.expand[0].in_channels
-            _pass_through(block.expand[0], channels)
-            block.depthwise[0].weight[:channels] = 0
-            block.depthwise[0].weight[:channels, 0, 1, 1] = 1
-            block.expand[1].bias[:channels] = block.depthwise[1].bias[:channels] = OFFSET
-            fit(block.project[0])
-    tail, norm = encoder.tail[0], encoder.tail[1]
+            channels = conv_of(block.expand).in_channels
+            _pass_through(conv_of(block.expand), channels)
+            depthwise = conv_of(block.depthwise)
+            depthwise.weight[:channels] = 0
+            depthwise.weight[:channels, 0, 1, 1] = 1
+            for layers in (block.expand, block.depthwise):
+                norm_of(layers).bias[:channels] = OFFSET
+            fit(block.project)
+    tail = conv_of(encoder.tail)
     _pass_through(tail, tail.in_channels)
-    norm.bias.fill_(OFFSET)
+    norm_of(encoder.tail).bias.fill_(OFFSET)
 
 
-def _start_pooling(model, x: Tensor) -> None:
+def _start_pooling(model: FinolaAutoencoder, x: Tensor) -> None:
     """All heads alike: the position's features to the leading components of its 16x16 pixels."""
     pool = model.pool
     slot = pool.value.out_features // pool.num_heads
@@ -152,7 +159,7 @@ def _start_pooling(model, x: Tensor) -> None:
     pool.value.bias.copy_(bias.repeat(pool.num_heads))
 
 
-def _start_decoder(model, x: Tensor) -> None:
+def _start_decoder(model: FinolaAutoencoder, x: Tensor) -> None:
     decoder, own = model.decoder, own_slot(model)
     z = model.grow(model.encode(x))
     stride = x.shape[-1] // z.shape[-1]
@@ -167,20 +174,20 @@ def _start_decoder(model, x: Tensor) -> None:
             inputs = _input_of(layer.conv, lambda: decoder(z))
             _set(layer.conv, *_regress(inputs, components(x, stride, live(layer.conv)), kernel=3))
             layer.norm.bias[: live(layer.conv)] = OFFSET
-        elif layer is decoder.layers[0]:
-            codes = torch.eye(z.shape[1], device=z.device)[own]  # (live, C)
-            _set_shortcut(layer, z, codes[:, :, None, None] / CODE)
-        elif isinstance(layer.shortcut, nn.Conv2d):
+        elif isinstance(layer, ResConv) and isinstance(layer.shortcut, nn.Conv2d):
             inputs = _input_of(layer, lambda: decoder(z))
-            weight, _ = _regress(inputs, components(x, stride, live(layer.conv1)), kernel=1)
-            _set_shortcut(layer, inputs, weight)
-        else:
+            if layer is decoder.layers[0]:
+                weight = torch.eye(z.shape[1], device=z.device)[own, :, None, None] / CODE  # (live, C, 1, 1)
+            else:
+                weight, _ = _regress(inputs, components(x, stride, live(layer.conv1)), kernel=1)
+            _set_shortcut(layer, layer.shortcut, inputs, weight)
+        elif isinstance(layer, ResConv):
             layer.norm2.weight.fill_(BRANCH)
     inputs = _input_of(decoder.to_rgb, lambda: decoder(z))
     _set(decoder.to_rgb, *_regress(inputs, model.normalise(x), kernel=3))
 
 
-def _settle_statistics(model, x: Tensor) -> None:
+def _settle_statistics(model: FinolaAutoencoder, x: Tensor) -> None:
     """Let every BatchNorm's running statistics be those of these images."""
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [norm.momentum for norm in norms]
@@ -228,12 +235,12 @@ def _set(convolution: nn.Conv2d, weight: Tensor, bias: Tensor) -> None:
         convolution.bias[: len(bias)] = bias
 
 
-def _set_shortcut(layer: ResConv, inputs: Tensor, weight: Tensor) -> None:
+def _set_shortcut(layer: ResConv, shortcut: nn.Conv2d, inputs: Tensor, weight: Tensor) -> None:
     """Let the first channels of a residual block's shortcut pass its final ReLU at unit variance."""
     outputs = F.conv2d(inputs, weight)
     deviation = outputs.std((0, 2, 3))
     live = len(weight)
-    layer.shortcut.weight[:live] = weight / deviation[:, None, None, None]
+    shortcut.weight[:live] = weight / deviation[:, None, None, None]
     layer.norm2.weight[:live] = BRANCH
     layer.norm2.bias[:live] = OFFSET - outputs.mean((0, 2, 3)) / deviation
 
@@ -243,7 +250,7 @@ def _pass_through(convolution: nn.Conv2d, channels: int) -> None:
     convolution.weight[:channels] = torch.eye(channels, device=convolution.weight.device)[:, :, None, None]
 
 
-def _features(model, x: Tensor) -> Tensor:
+def _features(model: FinolaAutoencoder, x: Tensor) -> Tensor:
     return model.encoder.forward_features(model.normalise(x))
 
 
@@ -251,7 +258,7 @@ def _input_of(layer: nn.Module, forward: Callable[[], Tensor]) -> Tensor:
     """What `layer` receives during `forward`."""
     received = []
 
-    def stop_here(_, arguments: tuple[Tensor]) -> None:
+    def stop_here(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         received.append(arguments[0])
         raise _Reached
 

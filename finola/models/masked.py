@@ -14,14 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, advance
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.kernels.grid import state_dtype
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
@@ -33,6 +33,7 @@ VARIANTS = ("block", "element")
 ELEMENT_DIM = 512  # C of the element variant (paper, appendix, table "Comparison between FINOLA and Masked FINOLA")
 GRAY = 0.5
 PATCH_EPS = 1e-6  # added to a patch's variance under norm_pix_loss
+M = TypeVar("M", bound=nn.Module)
 
 
 class MaskedImageModel(ImageModel, ABC):
@@ -42,9 +43,9 @@ class MaskedImageModel(ImageModel, ABC):
     and unit variance, rather than the ImageNet-normalised pixels themselves.
     """
 
-    patch = 16  # pixels
+    patch = ENCODER_STRIDE  # pixels; the ViTs' too
 
-    def __init__(self, config):
+    def __init__(self, config: ModelConfig):
         super().__init__(config)
         self.norm_pix_loss = getattr(config, "norm_pix_loss", False)
 
@@ -58,8 +59,7 @@ class MaskedImageModel(ImageModel, ABC):
         if self.norm_pix_loss:
             mean, std = _patch_statistics(target)
             target = (target - mean) / std
-        error = F.mse_loss(patches.float(), target, reduction="none").mean(-1)  # (B, h, w)
-        return error.masked_fill(~mask, 0).sum() / mask.sum()
+        return masked_mean(F.mse_loss(patches.float(), target, reduction="none"), mask)
 
     def paint(self, x: Tensor, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Two pictures (B, 3, S, S) on the scale of [0, 1], unclamped: x with its masked patches gray, and x with
@@ -74,6 +74,11 @@ class MaskedImageModel(ImageModel, ABC):
 
     def _patches(self, x: Tensor) -> Tensor:
         return patchify(self.normalise(x), self.patch)
+
+
+def masked_mean(errors: Tensor, mask: Tensor) -> Tensor:
+    """The mean of errors (B, h, w, n) over the masked patches; mask (B, h, w)."""
+    return errors.mean(-1).masked_fill(~mask, 0).sum() / mask.sum()
 
 
 def _patch_statistics(patches: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,12 +123,10 @@ class MaskedConfig(ModelConfig):
     pool_heads: int | None = None
     gain: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
-        if self.variant not in VARIANTS:
-            raise FinolaError(f"variant: got {self.variant!r}, expected one of {', '.join(VARIANTS)}")
-        if self.scheme not in SCHEMES:
-            raise FinolaError(f"scheme: got {self.scheme!r}, expected one of {', '.join(SCHEMES)}")
+        check_choice("variant", self.variant, VARIANTS)
+        check_choice("scheme", self.scheme, SCHEMES)
         self._check_grid()
         self._check_widths()
 
@@ -165,6 +168,9 @@ class MaskedConfig(ModelConfig):
 class MaskedFinola(MaskedImageModel):
     """One visible block -> the patches around it (paper, Figure "Two Masked FINOLA variants")."""
 
+    config: MaskedConfig
+    decoder: nn.Linear | TransformerDecoder
+
     def __init__(self, config: MaskedConfig):
         super().__init__(config)
         self.grid: Pair = (config.grid_size, config.grid_size)
@@ -205,17 +211,18 @@ class MaskedFinola(MaskedImageModel):
         if self.config.variant == "block":
             return self._grow_from_block(features, corner)
         # as on a whole map, the centre of an even block is the position after the middle
-        origin = tuple(start + side // 2 for start, side in zip(corner, self.block, strict=True))
-        q = self.pool(features)
-        return self.autoregression(q.to(state_dtype(q)), origin=origin)
+        y, x = (start + side // 2 for start, side in zip(corner, self.block, strict=True))
+        q: Tensor = self.pool(features)
+        z: Tensor = self.autoregression(q.to(state_dtype(q)), origin=(y, x))
+        return z
 
     def _grow_from_block(self, features: Tensor, corner: Pair) -> Tensor:
-        """The block's map in its place, and round it what each of its positions predicts (Eq. 3).
+        """The block's map in its place, and around it what each of its positions predicts (Eq. 3).
 
         A group predicts φᵘz, ψᵛz and (ψᵛφᵘz + φᵘψᵛz) / 2. All groups with the same u are advanced together, as
         are those with the same v, and φᵘz and ψᵛz are both predictions and the first halves of the diagonal.
         """
-        z = self.reduce(features.permute(0, 2, 3, 1))  # (B, k, k, C)
+        z: Tensor = self.reduce(features.permute(0, 2, 3, 1))  # (B, k, k, C)
         z = z.to(state_dtype(z))
         matrices = self.autoregression.matrices()
         vertical, horizontal = (
@@ -245,12 +252,14 @@ class TransformerDecoder(nn.Module):
         self.blocks = nn.Sequential(*(Block(dim, num_heads, mlp_ratio=4, qkv_bias=True) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.predict = nn.Linear(dim, out_channels)
-        self.apply(glorot)
+        for module in self.modules():
+            glorot(module)
 
     def forward(self, z: Tensor) -> Tensor:
         """z (B, h, w, C) -> (B, h, w, out_channels)."""
         tokens = self.blocks(self.embed(z.flatten(1, 2)))  # (B, h w, dim)
-        return self.predict(self.norm(tokens)).unflatten(1, z.shape[1:3])
+        patches: Tensor = self.predict(self.norm(tokens)).unflatten(1, z.shape[1:3])
+        return patches
 
 
 class _Axis(NamedTuple):
@@ -275,10 +284,11 @@ class _Axis(NamedTuple):
         return torch.cat([places[start] for start in sorted(places)], self.dim)
 
     def _split(self, z: Tensor) -> tuple[Tensor, ...]:
-        return z.split([len(run.positions) for run in self.runs], self.dim)
+        parts: tuple[Tensor, ...] = z.split([len(run.positions) for run in self.runs], self.dim)
+        return parts
 
 
-def glorot(module: nn.Module) -> nn.Module:
+def glorot(module: M) -> M:
     """A linear layer with uniform Glorot weights and no bias; other modules as they are."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)

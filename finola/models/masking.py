@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 
 SCHEMES = ("outward", "wrap")
 
@@ -73,7 +73,8 @@ def block_corners(grid: Pair, block: Pair) -> list[Pair]:
 def random_corner(grid: Pair, block: Pair) -> Pair:
     """One of `block_corners`, uniformly, from torch's global CPU generator."""
     rows, columns = _corner_counts(grid, block)
-    return tuple(int(torch.randint(count, (), device="cpu")) for count in (rows, columns))
+    y, x = (int(torch.randint(count, (), device="cpu")) for count in (rows, columns))
+    return y, x
 
 
 def block_mask(grid: Pair, block: Pair, corner: Pair, device: torch.device | str | None = None) -> Tensor:
@@ -87,8 +88,7 @@ def block_mask(grid: Pair, block: Pair, corner: Pair, device: torch.device | str
 
 def axis_runs(block: int, start: int, scheme: str = "outward") -> list[Run]:
     """The one or two runs, in order, of an axis of 2 * block positions whose visible ones start at `start`."""
-    if scheme not in SCHEMES:
-        raise FinolaError(f"scheme: got {scheme!r}, expected one of {', '.join(SCHEMES)}")
+    check_choice("scheme", scheme, SCHEMES)
     if scheme == "outward":
         first, second = Run(range(start, 2 * start), -start), Run(range(2 * start, start + block), block - start)
     else:
@@ -127,17 +127,18 @@ def unpatchify(patches: Tensor) -> Tensor:
     patch = isqrt(patches.shape[-1] // 3)
     if patches.ndim != 4 or patches.shape[-1] != 3 * patch * patch:
         raise FinolaError(f"patches: got shape {tuple(patches.shape)}, expected (B, h, w, 3 p p)")
-    x = patches.unflatten(3, (3, patch, patch)).permute(0, 3, 1, 4, 2, 5)  # (B, 3, h, p, w, p)
+    x: Tensor = patches.unflatten(3, (3, patch, patch))  # (B, h, w, 3, p, p)
+    x = x.permute(0, 3, 1, 4, 2, 5)  # (B, 3, h, p, w, p)
     return x.flatten(4).flatten(2, 3)
 
 
 def _corner_counts(grid: Pair, block: Pair) -> Pair:
     """In how many rows and columns the block's corner can stand."""
-    counts = tuple(whole - part + 1 for whole, part in zip(grid, block, strict=True))
-    if min(block) < 1 or min(counts) < 1:
+    rows, columns = (whole - part + 1 for whole, part in zip(grid, block, strict=True))
+    if min(block) < 1 or min(rows, columns) < 1:
         raise FinolaError(f"block: got {block[0]}x{block[1]} patches on a grid of {grid[0]}x{grid[1]}, expected at "
                           "least 1x1 and at most the grid; choose a smaller block or a larger image")
-    return counts
+    return rows, columns
 
 
 def _check_corner(grid: Pair, block: Pair, corner: Pair) -> None:

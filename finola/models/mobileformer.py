@@ -22,6 +22,7 @@ Maps run fastest in `torch.channels_last`, where the attentions read them in pla
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -116,13 +117,23 @@ def pointwise_bn(in_channels: int, out_channels: int) -> tuple[nn.Module, nn.Mod
     return nn.Conv2d(in_channels, out_channels, 1, bias=False), nn.BatchNorm2d(out_channels)
 
 
+def conv_of(layers: nn.Sequential) -> nn.Conv2d:
+    """The convolution of such a pair, or of a sequence that begins with one."""
+    return cast(nn.Conv2d, layers[0])
+
+
+def norm_of(layers: nn.Sequential) -> nn.BatchNorm2d:
+    """The BatchNorm of such a pair, or of a sequence that begins with one."""
+    return cast(nn.BatchNorm2d, layers[1])
+
+
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
     """Map (B, C, H, W), zero where `padding` (B, H, W) is True: what a convolution reads beyond a picture's border."""
     return x if padding is None else x * _inside(padding, x)
 
 
 def zero_padding_(x: Tensor, padding: Tensor | None) -> Tensor:
-    """The same in place, for a map that nothing else needs: not what an in-place activation gave."""
+    """The same in place, for a map that nothing else needs (not the output of an in-place activation)."""
     return x if padding is None else x.mul_(_inside(padding, x))
 
 
@@ -147,7 +158,7 @@ class _TwoSlopes(torch.autograd.Function):
     x (B, C, H, W); low, rise (B, C, 1, 1)."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, low: Tensor, rise: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, low: Tensor, rise: Tensor) -> Tensor:
         ctx.save_for_backward(x, low, rise)
         y = x.relu().mul_(rise)
         if torch.compiler.is_compiling():  # torch 2.11 compiles an output written in place without its gradients
@@ -155,7 +166,7 @@ class _TwoSlopes(torch.autograd.Function):
         return y.addcmul_(x, low)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, low, rise = ctx.saved_tensors
         above = torch.ops.aten.threshold_backward(grad, x, 0)  # grad where x > 0, else 0
         grad_low = (grad * x).sum((2, 3), keepdim=True)
@@ -181,7 +192,8 @@ class DynamicReLU(nn.Module):
         a1, a2 = slopes[..., None, None].chunk(2, dim=1)  # (B, C, 1, 1) each
         a2 = a2 - 1
         low = torch.minimum(a1, a2)  # the larger product takes the smaller slope where x < 0
-        return _TwoSlopes.apply(x, low, torch.maximum(a1, a2) - low)
+        y: Tensor = _TwoSlopes.apply(x, low, torch.maximum(a1, a2) - low)
+        return y
 
 
 class Bottleneck(nn.Module):
@@ -198,7 +210,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
         """x (B, C_in, H, W), token (B, d), padding (B, H, W) -> (B, C_out, H, W)."""
-        y = zero_padding_(self.act1(self.expand(x), token), padding)
+        y: Tensor = zero_padding_(self.act1(self.expand(x), token), padding)
         y = self.act2(self.depthwise(y), token)
         y = self.project(y)
         return x + y if self.shortcut else y
@@ -221,8 +233,9 @@ class DownBottleneck(nn.Module):
 
     def forward(self, x: Tensor, token: Tensor, padding: Tensor | None = None) -> Tensor:
         """x (B, C_in, H, W), token (B, d), padding (B, H/2, W/2) -> (B, C_out, H/2, W/2)."""
-        y = zero_padding_(self.project1(self.act1(self.expand1(x), token)), padding)
-        return y + self.project2(self.act2(self.expand2(y), token))
+        y: Tensor = zero_padding_(self.project1(self.act1(self.expand1(x), token)), padding)
+        y = y + self.project2(self.act2(self.expand2(y), token))
+        return y
 
 
 class MobileToFormer(nn.Module):
@@ -248,7 +261,8 @@ class MobileToFormer(nn.Module):
             weights = logits.softmax(dim=2)  # over positions
             reads.append(weights @ pixels.mT)  # (B, T, C / heads)
         read = torch.cat(reads, dim=2) * (2 * F.hardsigmoid(self.gate(tokens)))
-        return self.norm(tokens + self.out(read))
+        tokens = self.norm(tokens + self.out(read))
+        return tokens
 
 
 class Former(nn.Module):
@@ -272,7 +286,8 @@ class Former(nn.Module):
         weights = (query @ keys.mT * keys.shape[-1] ** -0.5).softmax(dim=-1)
         mixed = (weights @ keys).transpose(1, 2).flatten(2)
         tokens = self.norm1(tokens + self.out(mixed))
-        return self.norm2(tokens + self.fc2(F.gelu(self.fc1(tokens))))
+        tokens = self.norm2(tokens + self.fc2(F.gelu(self.fc1(tokens))))
+        return tokens
 
 
 class FormerToMobile(nn.Module):
@@ -353,6 +368,10 @@ class MobileFormer(nn.Module):
             the paper's multiply-adds at 800x1333 do.
     """
 
+    head: nn.Module
+    num_classes: int
+    global_pool: str
+
     def __init__(
         self,
         cfg: MobileFormerConfig,
@@ -421,7 +440,7 @@ class MobileFormer(nn.Module):
     def no_weight_decay(self) -> set[str]:
         return {"tokens"}
 
-    def group_matcher(self, coarse: bool = False) -> dict:
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """timm's parameter groups for layer decay: stem and tokens, each block (coarse: stage), head."""
         from timm.models._manipulate import MATCH_PREV_GROUP
 
@@ -448,9 +467,7 @@ class MobileFormer(nn.Module):
         zero."""
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")
-        from timm.models._features import feature_take_indices
-
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, last = self._take(indices)
         intermediates = []
         stages = last + 1 if stop_early else len(self.stages)
         for i, (final, _) in enumerate(self._stage_maps(x, stages, padding)):
@@ -462,11 +479,9 @@ class MobileFormer(nn.Module):
         self, indices: int | Sequence[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the maps of `indices` do not need (features_only); returns the indices, none negative."""
-        from timm.models._features import feature_take_indices
-
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, last = self._take(indices)
         if last + 1 < len(self.stages):
-            self.tail = nn.Identity()
+            self.tail = nn.Sequential()  # passes a map on
         self.stages = self.stages[: last + 1]
         if prune_head:
             self.reset_classifier(0)
@@ -497,6 +512,12 @@ class MobileFormer(nn.Module):
         """Image -> logits (B, num_classes); features (B, out_channels + d) without head; map without pool."""
         return self.forward_head(*self.forward_map_and_tokens(x))
 
+    def _take(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
+        """The places of the maps that `indices` names, none negative, and the last of them."""
+        from timm.models._features import feature_take_indices
+
+        return feature_take_indices(len(self.feature_info), indices)  # type: ignore[arg-type]  # any sequence will do
+
     def _stage_maps(
         self, x: Tensor, num_stages: int, padding: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -512,7 +533,7 @@ class MobileFormer(nn.Module):
         x = zero_padding(x, padding)
         tokens = self.tokens.expand(x.shape[0], -1, -1)
         for i, stage in enumerate(self.stages[:num_stages]):
-            for block in stage:
+            for block in stage.children():
                 x, tokens, padding = self._run_block(block, x, tokens, padding)
             if i == len(self.feature_info) - 1:
                 x = zero_padding(self.tail(x), padding)
@@ -521,13 +542,16 @@ class MobileFormer(nn.Module):
     def _run_block(
         self, block: nn.Module, x: Tensor, tokens: Tensor, padding: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        result: tuple[Tensor, Tensor, Tensor | None]
         if not (self.grad_checkpointing and torch.is_grad_enabled()):
-            return block(x, tokens, padding)
-        if torch.compiler.is_compiling():
+            result = block(x, tokens, padding)
+        elif torch.compiler.is_compiling():
             # A compiled graph updates the statistics once, whatever it recomputes.
-            return checkpoint(block, x, tokens, padding, use_reentrant=False)
-        contexts = (nullcontext(), _FrozenStatistics(block))
-        return checkpoint(block, x, tokens, padding, use_reentrant=False, context_fn=lambda: contexts)
+            result = checkpoint(block, x, tokens, padding, use_reentrant=False)
+        else:
+            contexts = (nullcontext(), _FrozenStatistics(block))
+            result = checkpoint(block, x, tokens, padding, use_reentrant=False, context_fn=lambda: contexts)
+        return result
 
 
 class _FrozenStatistics(AbstractContextManager):
@@ -541,7 +565,7 @@ class _FrozenStatistics(AbstractContextManager):
         for norm in self.norms:
             norm.momentum, norm.num_batches_tracked = 0.0, None
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         for norm, saved in zip(self.norms, self.saved, strict=True):
             norm.momentum, norm.num_batches_tracked = saved
 
@@ -565,8 +589,8 @@ def _init_weights(module: nn.Module) -> None:
     elif isinstance(module, FormerToMobile):
         nn.init.trunc_normal_(module.value.weight, std=0.002)
     elif isinstance(module, Bottleneck) and module.shortcut:
-        nn.init.constant_(module.project[1].weight, 0.1)
+        nn.init.constant_(norm_of(module.project).weight, 0.1)
     elif isinstance(module, DownBottleneck):
-        nn.init.constant_(module.project2[1].weight, 0.1)
+        nn.init.constant_(norm_of(module.project2).weight, 0.1)
 
 

@@ -33,7 +33,7 @@ class AttentionPool(nn.Module):
     def __init__(self, in_channels: int, dim: int, size: tuple[int, int], num_heads: int | None = None,
                  start: str = "random"):
         super().__init__()
-        self.size = tuple(size)
+        self.size = size
         self.num_heads = num_heads or max(1, dim // 64)
         if dim % self.num_heads:
             raise FinolaError(f"pool_heads: {self.num_heads} heads do not divide embed_dim {dim}")
@@ -77,10 +77,13 @@ class AttentionPool(nn.Module):
         value = self._heads(self.value(tokens))
         query = self.query.to(key.dtype).view(1, self.num_heads, 1, -1).expand(batch, -1, -1, -1)
         pooled = F.scaled_dot_product_attention(query, key, value)  # (B, heads, 1, C / heads)
-        return self.out(pooled.flatten(1))
+        q: Tensor = self.out(pooled.flatten(1))
+        return q
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        """x (B, N, C) -> (B, heads, N, C / heads)."""
+        heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
 
 
 def resample_positions(position: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:

@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
-from finola.errors import FinolaError
+from finola.errors import FinolaError, check_choice
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
-from finola.models.masked import MaskedImageModel, glorot
+from finola.models.masked import MaskedImageModel, glorot, masked_mean
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer
@@ -60,7 +60,7 @@ class MaeConfig(ModelConfig):
     decoder_heads: int = 16
     norm_pix_loss: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_vit(self.encoder)
         _check_mask(self.image_size, PATCH, self.mask_ratio)
         _check_positive(self, "decoder_dim", "decoder_depth", "decoder_heads")
@@ -93,7 +93,7 @@ class SimmimConfig(ModelConfig):
     mask_ratio: float = 0.6
     mask_patch: int = 32
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check_vit(self.encoder)
         if self.mask_patch < PATCH or self.mask_patch % PATCH:
             raise FinolaError(f"mask_patch: got {self.mask_patch}, expected a multiple of {PATCH}, the ViT's patch")
@@ -129,7 +129,7 @@ class MocoConfig(ModelConfig):
     momentum: float = 0.999
     temperature: float = 0.2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
         self.check_image_size(PATCH)
         _check_positive(self, "dim", "hidden_dim", "queue", "temperature")
@@ -150,6 +150,8 @@ class MaskedVit(MaskedImageModel):
         unit: side of the masked squares, in patches.
     """
 
+    config: MaeConfig | SimmimConfig
+
     def __init__(self, config: MaeConfig | SimmimConfig, unit: int):
         super().__init__(config)
         from lightly.models.modules import MaskedVisionTransformerTIMM
@@ -157,10 +159,14 @@ class MaskedVit(MaskedImageModel):
         self.unit = unit
         vit = create_encoder(config.encoder, img_size=config.image_size)
         self.masked_encoder = MaskedVisionTransformerTIMM(vit)
+        # a second name for masked_encoder.vit, which must not be registered, nor stand in the state_dict, twice
+        object.__setattr__(self, "encoder", vit)
 
     @property
-    def encoder(self) -> VisionTransformer:
-        return self.masked_encoder.vit
+    def vit(self) -> VisionTransformer:
+        """The encoder, by its type."""
+        vit: VisionTransformer = self.masked_encoder.vit
+        return vit
 
     def draw_mask(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A random mask for each image of x, from torch's generator.
@@ -169,17 +175,16 @@ class MaskedVit(MaskedImageModel):
         the sequence, and the mask (B, h, w). Raises FinolaError for images of another size."""
         from lightly.models.utils import random_grid_token_mask
 
-        side = self.config.image_size
-        if x.ndim != 4 or x.shape[1:] != (3, side, side):
-            raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {side}, {side})")
+        self.check_image(x)
         size = (len(x), self.masked_encoder.sequence_length)
         kept, masked = random_grid_token_mask(size, self.config.mask_ratio, self.unit, device=x.device)
         mask = torch.zeros(size, dtype=torch.bool, device=x.device).scatter(1, masked, True)
-        return kept, masked, mask[:, 1:].unflatten(1, self.encoder.patch_embed.grid_size)
+        return kept, masked, self.as_grid(mask)
 
     def as_grid(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, L, D) -> those of the patches in their places, (B, h, w, D)."""
-        return tokens[:, 1:].unflatten(1, self.encoder.patch_embed.grid_size)
+        """Tokens (B, L, ...) -> those of the patches in their places, (B, h, w, ...)."""
+        patches: Tensor = tokens[:, 1:].unflatten(1, self.vit.patch_embed.grid_size)
+        return patches
 
     def no_weight_decay(self) -> set[str]:
         """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
@@ -194,9 +199,9 @@ class Mae(MaskedVit):
         from lightly.models.modules import MaskedVisionTransformerDecoderTIMM
 
         self.masked_encoder.mask_token = None  # MAE has mask tokens in its decoder only
-        self.embed = glorot(nn.Linear(self.encoder.embed_dim, config.decoder_dim))
+        self.embed = glorot(nn.Linear(self.vit.embed_dim, config.decoder_dim))
         self.decoder = MaskedVisionTransformerDecoderTIMM(
-            self.encoder.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads)
+            self.vit.patch_embed.num_patches, config.decoder_dim, config.decoder_depth, config.decoder_heads)
         self.predict = glorot(nn.Linear(config.decoder_dim, 3 * PATCH**2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,7 +222,7 @@ class Simmim(MaskedVit):
     def __init__(self, config: SimmimConfig):
         super().__init__(config, unit=config.mask_patch // PATCH)
         nn.init.normal_(self.masked_encoder.mask_token, std=0.02)
-        self.predict = glorot(nn.Linear(self.encoder.embed_dim, 3 * PATCH**2))
+        self.predict = glorot(nn.Linear(self.vit.embed_dim, 3 * PATCH**2))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (B, 3, S, S) -> predicted patches (B, h, w, 768), mask (B, h, w)."""
@@ -227,8 +232,7 @@ class Simmim(MaskedVit):
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean absolute error over the masked patches, in ImageNet-normalised pixels."""
-        error = F.l1_loss(patches.float(), self._patches(x), reduction="none").mean(-1)  # (B, h, w)
-        return error.masked_fill(~mask, 0).sum() / mask.sum()
+        return masked_mean(F.l1_loss(patches.float(), self._patches(x), reduction="none"), mask)
 
 
 class Moco(ImageModel):
@@ -240,6 +244,8 @@ class Moco(ImageModel):
     On many devices the keys of all of them enter the queue, and images are not shuffled between devices: MoCo does that
     because each device's BatchNorm would mark its own images, but here training synchronises BatchNorm.
     """
+
+    config: MocoConfig
 
     def __init__(self, config: MocoConfig):
         super().__init__(config)
@@ -271,7 +277,8 @@ class Moco(ImageModel):
         if not self.training:
             query = query.detach()  # lightly's queue advances when the query has a gradient
         with _full_precision(views.device.type):  # similarities / 0.2 in bf16 would be steps of 0.03
-            return self.contrast(query.float(), key.float())
+            loss: Tensor = self.contrast(query.float(), key.float())
+        return loss
 
     def update_momentum_encoder(self) -> None:
         """slow = momentum * slow + (1 - momentum) * trained, for each parameter of encoder and projection."""
@@ -291,8 +298,7 @@ def _full_precision(device_type: str) -> AbstractContextManager:
 
 
 def _check_vit(encoder: str) -> None:
-    if encoder not in VITS:
-        raise FinolaError(f"encoder: got {encoder!r}, expected one of {', '.join(VITS)}")
+    check_choice("encoder", encoder, VITS)
 
 
 def _check_mask(image_size: int, unit: int, ratio: float) -> None:
@@ -305,7 +311,7 @@ def _check_mask(image_size: int, unit: int, ratio: float) -> None:
                           f"at least one; choose it from above 0 to {1 - 1 / squares:.3g}")
 
 
-def _check_positive(config, *names: str) -> None:
+def _check_positive(config: ModelConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) <= 0:
             raise FinolaError(f"{name}: got {getattr(config, name)}, expected more than 0")

@@ -14,7 +14,15 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor, nn
 
-from finola.data import ResidentImages, ResidentLoader, build_loader, check_same_classes, open_data
+from finola.data import (
+    Augment,
+    Batches,
+    ResidentImages,
+    ResidentLoader,
+    build_loader,
+    check_same_classes,
+    open_data,
+)
 from finola.data.datasets import Subset, require_labels
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.data.workers import usable_cores
@@ -67,9 +75,10 @@ class RunData(LightningDataModule):
     def _device(self) -> torch.device:
         return self.trainer.strategy.root_device
 
-    @property
-    def _share(self) -> dict[str, int]:
-        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+    def _batches(self, *, train: bool) -> Batches:
+        """This process's share of the batches."""
+        return Batches(self._batch_size, train, seed=self.recipe.seed if train else 0, rank=self.trainer.global_rank,
+                       world_size=self.trainer.world_size)
 
     @property
     def _batch_size(self) -> int:
@@ -124,23 +133,22 @@ class Images(RunData):
         return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
 
     def train_dataloader(self):
-        section, seed = self.recipe.data, self.recipe.seed
+        section, batches = self.recipe.data, self._batches(train=True)
         if section.augment:
-            loader = self._loader(self.train, train=True, seed=seed, crop_scale=section.crop_scale, hflip=section.hflip,
-                                  policy=section.policy, views=self.model.config.views)
+            augment = Augment(section.crop_scale, section.hflip, section.policy, self.model.config.views)
+            loader = self._loader(self.train, batches, augment=augment)
         else:
             features = self._features(self.squares(self.train), len(self.train), "train")
-            loader = FeatureLoader(features, batch_size=self._batch_size, train=True, seed=seed,
-                                   device=self._device, **self._share)
+            loader = FeatureLoader(features, batches, device=self._device)
         loader.set_epoch(self.first_epoch)
         return loader
 
     def val_dataloader(self):
-        loader = self._loader(self.val, train=False)
+        loader = self._loader(self.val, self._batches(train=False))
         if not self.probing:
             return loader
         features = self._features(loader, sum(map(len, loader.sampler.batches(0))), "val")
-        return FeatureLoader(features, batch_size=self._batch_size, train=False, device=self._device)
+        return FeatureLoader(features, Batches(self._batch_size, train=False), device=self._device)
 
     def teardown(self, stage: str) -> None:
         """The run is over: its features, gigabytes perhaps, are of no further use."""
@@ -148,7 +156,7 @@ class Images(RunData):
 
     def squares(self, dataset):
         """Every image's centre square, in order, in each process alike."""
-        return build_loader(dataset, batch_size=self._batch_size, image_size=self.recipe.data.image_size, train=False,
+        return build_loader(dataset, Batches(self._batch_size, train=False), image_size=self.recipe.data.image_size,
                             num_workers=self._workers, device=self._device)
 
     def neighbours_accuracy(self, model: nn.Module) -> float:
@@ -165,12 +173,12 @@ class Images(RunData):
     def _feature_folder(self) -> Path:
         return self.folder / f"features_{self.trainer.global_rank}"
 
-    def _loader(self, dataset, *, train: bool, **options):
-        section = self.recipe.data
-        options |= {"batch_size": self._batch_size, "image_size": section.image_size, "train": train, **self._share}
+    def _loader(self, dataset, batches: Batches, **options):
+        section, train = self.recipe.data, batches.train
+        options["image_size"] = section.image_size
         if not section.resident:
-            return build_loader(dataset, num_workers=self._workers, device=self._device, **options)
+            return build_loader(dataset, batches, num_workers=self._workers, device=self._device, **options)
         size = (section.resident_size or section.image_size) if train else section.image_size
         resident = ResidentImages(dataset, size, self._device, skip_bad=train, draft=train,
                                   progress=sys.stderr.isatty())
-        return ResidentLoader(resident, **options)
+        return ResidentLoader(resident, batches, **options)

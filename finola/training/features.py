@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from finola.data.loader import Batch, BatchOrder, Loader
+from finola.data.loader import Batch, Batches, BatchOrder, Loader
 from finola.errors import DataError, FinolaError
 from finola.models.base import evaluating
 
@@ -76,31 +76,11 @@ class FeatureLoader(Loader):
     """Batches of `FrozenFeatures`, shuffled for training, in order for evaluation.
 
     Iterating yields {"features": tuple of (B, ...) float32, "label": (B,) int64, "index": (B,) int64} on `device`;
-    `head.classify(*batch["features"])` takes them. The options are those of `build_loader`.
+    `head.classify(*batch["features"])` takes them.
     """
 
-    def __init__(
-        self,
-        features: FrozenFeatures,
-        *,
-        batch_size: int,
-        train: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        drop_last: bool | None = None,
-        device: torch.device | str = "cpu",
-    ):
-        order = BatchOrder(
-            len(features),
-            batch_size,
-            shuffle=train,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            drop_last=drop_last,
-        )
-        super().__init__(order)
+    def __init__(self, features: FrozenFeatures, batches: Batches, *, device: torch.device | str = "cpu"):
+        super().__init__(BatchOrder(len(features), batches))
         self.frozen, self.device = features, torch.device(device)
 
     def _batches(self, first: int) -> Iterator[dict]:

@@ -4,13 +4,23 @@ shards and from the device."""
 import io
 import json
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from finola.data import Concat, ImageFolder, ResidentImages, ResidentLoader, Shards, build_loader, open_data
+from finola.data import (
+    Batches,
+    Concat,
+    ImageFolder,
+    ResidentImages,
+    ResidentLoader,
+    Shards,
+    build_loader,
+    open_data,
+)
 from finola.data.crops import _GOLDEN, RATIO, Augment, Crops, _mix, epoch_order, random_crops, uniforms
 from finola.data.in_memory import crop_and_resize
 from finola.data.pack import Encoding, pack
@@ -42,7 +52,7 @@ def data(folder):
     return ImageFolder(folder)
 
 
-OPTIONS = dict(batch_size=4, image_size=16, train=True, seed=3)
+BATCHES = Batches(4, train=True, seed=3)
 
 
 def batches(loader, epochs=(0,)):
@@ -62,9 +72,9 @@ def same(a, b):
 @pytest.fixture(params=["folder", "resident"])
 def make_loader(request, data):
     if request.param == "folder":
-        return lambda **options: build_loader(data, **OPTIONS | options)
+        return lambda **options: build_loader(data, replace(BATCHES, **options), image_size=16)
     images = ResidentImages(data, 30, progress=False)
-    return lambda **options: ResidentLoader(images, **OPTIONS | options)
+    return lambda **options: ResidentLoader(images, replace(BATCHES, **options), image_size=16)
 
 
 # --- data sets ---------------------------------------------------------------------------------------------
@@ -183,8 +193,8 @@ def test_epochs_differ_and_repeat(make_loader):
 
 
 def test_workers_change_nothing(data):
-    alone = batches(build_loader(data, **OPTIONS), [0, 1])
-    assert same(alone, batches(build_loader(data, **OPTIONS, num_workers=2), [0, 1]))
+    alone = batches(build_loader(data, BATCHES, image_size=16), [0, 1])
+    assert same(alone, batches(build_loader(data, BATCHES, image_size=16, num_workers=2), [0, 1]))
 
 
 def test_two_processes_see_the_global_batches_of_one(make_loader):
@@ -220,7 +230,8 @@ def test_a_resumed_epoch_goes_on_where_it_stopped(make_loader, stop):
 
 
 def test_reading_ahead_does_not_count(data):
-    loader = build_loader(data, **OPTIONS, num_workers=2)  # each worker prepares batches nobody asked for yet
+    """Each worker prepares batches that nobody has asked for yet."""
+    loader = build_loader(data, BATCHES, image_size=16, num_workers=2)
     iterator = iter(loader)
     next(iterator)
     assert loader.state_dict()["position"] == 1
@@ -261,7 +272,7 @@ def test_lightning_resumes_in_mid_epoch(make_loader, tmp_path, save_at):
 
 
 def test_evaluation_takes_centre_crops_in_order(data):
-    batch = next(iter(build_loader(data, **OPTIONS | dict(train=False, batch_size=14))))
+    batch = next(iter(build_loader(data, Batches(14, train=False), image_size=16)))
     assert batch["index"].tolist() == list(range(14))
     image = data.load(1).resize((16, 21), Image.Resampling.BICUBIC).crop((0, 2, 16, 18))
     assert np.array_equal(batch["image"][1].permute(1, 2, 0).mul(255).round(), np.array(image))
@@ -281,9 +292,10 @@ def test_pictures_are_stored_on_their_side_in_one_tensor(data):
 
 @pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
 def test_evaluation_on_the_device_equals_evaluation_from_files(data, resample):
-    options = OPTIONS | dict(train=False)
-    from_files = build_loader(data, **options, resample=resample)
-    on_device = ResidentLoader(ResidentImages(data, 16, resample=resample, progress=False), **options)
+    in_order = Batches(4, train=False)
+    from_files = build_loader(data, in_order, image_size=16, resample=resample)
+    images = ResidentImages(data, 16, resample=resample, progress=False)
+    on_device = ResidentLoader(images, in_order, image_size=16)
     assert same(batches(on_device), batches(from_files))
 
 
@@ -292,8 +304,9 @@ def test_training_on_the_device_equals_training_from_files(folder):
     data = ImageFolder(folder)
     keep = [i for i in range(14) if min(data.load(i).size) == 30 and max(data.load(i).size) <= 60]
     data.paths, data.labels = [data.paths[i] for i in keep], data.labels[keep]
-    from_files = batches(build_loader(data, **OPTIONS), range(4))
-    on_device = batches(ResidentLoader(ResidentImages(data, 30, progress=False), **OPTIONS), range(4))
+    from_files = batches(build_loader(data, BATCHES, image_size=16), range(4))
+    images = ResidentImages(data, 30, progress=False)
+    on_device = batches(ResidentLoader(images, BATCHES, image_size=16), range(4))
     assert [x[:2] for x in from_files] == [x[:2] for x in on_device]
     for a, b in zip(from_files, on_device, strict=True):
         assert (a[2] - b[2]).abs().max() < 1.5 / 255
@@ -323,7 +336,7 @@ def test_crops_equal_pillow_s(shape, size):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_crops_of_a_cpu(data):
     cpu, gpu = (
-        batches(ResidentLoader(ResidentImages(data, 30, device, progress=False), **OPTIONS))
+        batches(ResidentLoader(ResidentImages(data, 30, device, progress=False), BATCHES, image_size=16))
         for device in ("cpu", "cuda")
     )
     assert [x[:2] for x in cpu] == [x[:2] for x in gpu]
@@ -360,8 +373,8 @@ def test_packing_twice_gives_the_same_bytes(packed, data, tmp_path):
 
 def test_shards_load_like_a_folder(packed):
     shards = Shards(packed)
-    alone = batches(build_loader(shards, **OPTIONS))
-    assert same(alone, batches(build_loader(shards, **OPTIONS, num_workers=2)))
+    alone = batches(build_loader(shards, BATCHES, image_size=16))
+    assert same(alone, batches(build_loader(shards, BATCHES, image_size=16, num_workers=2)))
     assert isinstance(open_data([packed]), Shards)
 
 

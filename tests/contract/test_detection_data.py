@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from finola.data import Batches
 from finola.detection.coco import CocoDetection
 from finola.detection.loader import build_detection_loader, pad_batch, padding_of
 from finola.detection.transforms import (
@@ -235,13 +237,13 @@ def test_views_without_crop_or_flip():
 
 # --- batches -----------------------------------------------------------------------------------------------
 
-OPTIONS = dict(
-    batch_size=2, train=True, scales=(40, 48), image_size=48, max_size=80, crop=True, masks=True, seed=3
-)
+BATCHES = Batches(2, train=True, seed=3)
 
 
-def make(data, **options):
-    return build_detection_loader(data, **OPTIONS | options)
+def make(data, crop=True, num_workers=0, **options):
+    return build_detection_loader(
+        data, replace(BATCHES, **options), scales=(40, 48), image_size=48, max_size=80, crop=crop, masks=True,
+        num_workers=num_workers)
 
 
 def assert_same(a, b):
@@ -345,5 +347,5 @@ def test_coco128():
             rows, columns = mask.nonzero().T
             edges = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
             assert [float(edge) for edge in edges] == pytest.approx([left, top, right, bottom], abs=2)
-    batch = next(iter(build_detection_loader(data, batch_size=2, train=True, scales=(160,), crop=True, masks=True)))
+    batch = next(iter(build_detection_loader(data, Batches(2, train=True), scales=(160,), crop=True, masks=True)))
     assert all((target["boxes"][:, 2:] > target["boxes"][:, :2]).all() for target in batch["targets"])

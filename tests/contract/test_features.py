@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from finola.data import Batches
 from finola.errors import DataError, FinolaError, RecipeError
 from finola.evaluation.neighbours import knn_accuracy, pooled_features
 from finola.models.classifier import Classifier, ClassifierConfig
@@ -47,7 +48,7 @@ def test_kept_features_are_those_computed_directly(head, encoder, tmp_path):
     for kept, direct in zip(frozen.tensors, model.features(x), strict=True):
         assert kept.dtype == torch.float16
         torch.testing.assert_close(kept.float(), direct, rtol=1e-3, atol=1e-3)
-    (batch,) = FeatureLoader(frozen, batch_size=COUNT, train=False)
+    (batch,) = FeatureLoader(frozen, Batches(COUNT, train=False))
     torch.testing.assert_close(model.head.classify(*batch["features"]), model(x), rtol=1e-2, atol=1e-2)
     names = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert names == [f"features{i}.bin" for i in range(len(frozen.tensors))]
@@ -91,7 +92,7 @@ def test_a_disk_too_small_is_named(tmp_path):
 
 
 def test_training_shuffles_and_keeps_rows_together(frozen):
-    loader = FeatureLoader(frozen, batch_size=4, train=True, seed=1)
+    loader = FeatureLoader(frozen, Batches(4, train=True, seed=1))
     orders = []
     for epoch in (0, 1):
         loader.set_epoch(epoch)
@@ -106,21 +107,21 @@ def test_training_shuffles_and_keeps_rows_together(frozen):
 
 
 def test_evaluation_is_in_order_and_complete(frozen):
-    batches = list(FeatureLoader(frozen, batch_size=4, train=False))
+    batches = list(FeatureLoader(frozen, Batches(4, train=False)))
     assert torch.cat([batch["index"] for batch in batches]).tolist() == list(range(100, 110))
 
 
 def test_a_resumed_epoch_goes_on_where_it_stopped(frozen):
-    options = dict(batch_size=2, train=True, seed=1)
-    whole = [batch["index"].tolist() for batch in FeatureLoader(frozen, **options)]
-    loader = FeatureLoader(frozen, **options)
+    batching = Batches(2, train=True, seed=1)
+    whole = [batch["index"].tolist() for batch in FeatureLoader(frozen, batching)]
+    loader = FeatureLoader(frozen, batching)
     batches = iter(loader)
     start = [next(batches)["index"].tolist() for _ in range(2)]
-    resumed = FeatureLoader(frozen, **options)
+    resumed = FeatureLoader(frozen, batching)
     resumed.load_state_dict(loader.state_dict())
     assert start + [batch["index"].tolist() for batch in resumed] == whole
     with pytest.raises(RecipeError, match="global_batch was 2, is 4"):
-        FeatureLoader(frozen, **options | {"batch_size": 4}).load_state_dict(loader.state_dict())
+        FeatureLoader(frozen, Batches(4, train=True, seed=1)).load_state_dict(loader.state_dict())
 
 
 def test_pooled_features_are_the_mean_of_the_map_and_the_token():

@@ -7,14 +7,14 @@ import pytest
 import torch
 from PIL import Image
 
-from finola.data import ImageFolder, ResidentImages, ResidentLoader, build_loader
-from finola.data.crops import Augment, policy_seeds, random_crops, uniforms
+from finola.data import Augment, Batches, ImageFolder, ResidentImages, ResidentLoader, build_loader
+from finola.data.crops import policy_seeds, random_crops, uniforms
 from finola.data.policies import Policy, seeded
 from finola.errors import RecipeError
 
 RAND_AUGMENT = "rand-m9-mstd0.5-inc1"
 POLICIES = (RAND_AUGMENT, "moco")
-OPTIONS = dict(batch_size=3, image_size=16, train=True, seed=5)
+BATCHES = Batches(3, train=True, seed=5)
 
 
 def picture(seed):
@@ -34,10 +34,12 @@ def data(tmp_path_factory):
 
 @pytest.fixture(params=["folder", "resident"])
 def make_loader(request, data):
-    if request.param == "folder":
-        return lambda **options: build_loader(data, **OPTIONS | options)
-    images = ResidentImages(data, 30, progress=False)
-    return lambda **options: ResidentLoader(images, **OPTIONS | options)
+    """A loader that distorts crops as it is told to."""
+    make, images = build_loader, data
+    if request.param == "resident":
+        make, images = ResidentLoader, ResidentImages(data, 30, progress=False)
+    return lambda batches=BATCHES, image_size=16, **options: make(
+        images, batches, image_size=image_size, augment=Augment(**options))
 
 
 def pixels(loader, epoch=0):
@@ -139,9 +141,9 @@ def test_a_policy_changes_crops_from_epoch_to_epoch(make_loader, policy):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_workers_change_nothing(data, policy):
-    options = OPTIONS | dict(policy=policy, views=2)
-    alone = build_loader(data, **options)
-    helped = build_loader(data, **options, num_workers=2)
+    options = dict(image_size=16, augment=Augment(policy=policy, views=2))
+    alone = build_loader(data, BATCHES, **options)
+    helped = build_loader(data, BATCHES, **options, num_workers=2)
     for epoch in (0, 1):
         assert torch.equal(pixels(alone, epoch), pixels(helped, epoch))
 
@@ -169,13 +171,14 @@ def test_two_views_are_two_crops_and_the_first_is_that_of_one_view(make_loader, 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_device_gives_what_files_give(data, policy):
-    options = OPTIONS | dict(policy=policy, views=2)
+    options = dict(image_size=16, augment=Augment(policy=policy, views=2))
     images = ResidentImages(data, 30, progress=False)
-    from_files = pixels(build_loader(data, **options))
-    difference = (pixels(ResidentLoader(images, **options)) - from_files).abs()
+    from_files = pixels(build_loader(data, BATCHES, **options))
+    difference = (pixels(ResidentLoader(images, BATCHES, **options)) - from_files).abs()
     assert difference.mean() < 0.01  # crops differ by Pillow's rounding, which a distortion may enlarge
 
 
 def test_evaluation_is_without_policy_and_views(make_loader):
-    plain = pixels(make_loader(train=False, image_size=30))
-    assert torch.equal(pixels(make_loader(train=False, image_size=30, policy="moco", views=2)), plain)
+    in_order = Batches(3, train=False)
+    plain = pixels(make_loader(in_order, image_size=30))
+    assert torch.equal(pixels(make_loader(in_order, image_size=30, policy="moco", views=2)), plain)

@@ -21,7 +21,7 @@ import finola
 from finola.cli import main as cli
 from finola.cli.demo_images import demo_images
 from finola.cli.images import find_images, name_panels
-from finola.data import ImageFolder, build_loader
+from finola.data import Batches, ImageFolder, build_loader
 from finola.data.images import fit, to_tensor
 from finola.factory import create_model
 from finola.inference.reconstruct import reconstruct
@@ -136,7 +136,7 @@ def test_tiles_are_used_where_they_lie():
 @pytest.mark.parametrize("size", [(48, 40), (40, 48), (20, 90), (32, 32), (7, 9)])
 def test_a_fitted_picture_is_the_one_that_eval_scores(tmp_path, size):
     photo(*size).save(tmp_path / "photo.png")
-    loader = build_loader(ImageFolder(tmp_path), batch_size=1, image_size=32, train=False)
+    loader = build_loader(ImageFolder(tmp_path), Batches(1, train=False), image_size=32)
     assert torch.equal(to_tensor(fit(photo(*size), 32)), next(iter(loader))["image"][0])
 
 

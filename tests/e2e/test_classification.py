@@ -11,7 +11,7 @@ import pytest
 import torch
 from training import read_checkpoint, unequal
 
-from finola.data import build_loader, open_data
+from finola.data import Batches, build_loader, open_data
 from finola.factory import create_model
 from finola.training.recipe import load_recipe
 from finola.weights import load_weights, save_weights
@@ -117,7 +117,7 @@ def test_kept_features_score_as_the_images_do(images, masked, tmp_path):
     """The validation's accuracy and loss from kept features are those of the written weights."""
     result = train("tran1_w720", images, tmp_path / "run", "--trainer.precision", "32-true", init_from=masked)
     model = load_weights(tmp_path / "run/weights.safetensors").eval()
-    batch, = build_loader(open_data([images / "val"]), batch_size=4, image_size=32, train=False)
+    batch, = build_loader(open_data([images / "val"]), Batches(4, train=False), image_size=32)
     with torch.no_grad():
         logits = model(batch["image"])
     loss = torch.nn.functional.cross_entropy(logits, batch["label"]).item()

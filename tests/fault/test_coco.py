@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finola.data import Batches
 from finola.detection.coco import CocoDetection, decode_mask
 from finola.detection.loader import build_detection_loader
 from finola.detection.transforms import ViewPolicy
@@ -196,7 +197,7 @@ def test_masks_asked_of_annotations_without(write):
     data = CocoDetection(write(annotations=annotations))
     assert len(data.target(1)["boxes"]) == 1
     with pytest.raises(DataError, match="1 of 2 annotations have no segmentation, the first is annotation 2"):
-        build_detection_loader(data, batch_size=1, train=True, masks=True)
+        build_detection_loader(data, Batches(1, train=True), masks=True)
     with pytest.raises(DataError, match="annotation 2: segmentation"):
         data.target(1, masks=True)
 
@@ -249,7 +250,7 @@ SMALL = dict(scales=(32,), image_size=32, max_size=64)
 
 
 def test_training_leaves_a_bad_picture_out(one_bad):
-    loader = build_detection_loader(one_bad, batch_size=2, train=True, **SMALL)
+    loader = build_detection_loader(one_bad, Batches(2, train=True), **SMALL)
     with pytest.warns(UserWarning, match="image left out of training: .*b.png: damaged"):
         (batch,) = loader
     assert batch["index"].tolist() == [0] and loader.skipped == 1
@@ -257,12 +258,12 @@ def test_training_leaves_a_bad_picture_out(one_bad):
 
 def test_evaluation_stops_at_a_bad_picture(one_bad):
     with pytest.raises(DataError, match="b.png: damaged"):
-        list(build_detection_loader(one_bad, batch_size=2, train=False, **SMALL))
+        list(build_detection_loader(one_bad, Batches(2, train=False), **SMALL))
 
 
 def test_a_batch_larger_than_the_data(write):
     with pytest.raises(DataError, match="2 images do not fill a batch of 3"):
-        build_detection_loader(CocoDetection(write()), batch_size=3, train=True, **SMALL)
+        build_detection_loader(CocoDetection(write()), Batches(3, train=True), **SMALL)
 
 
 @pytest.mark.parametrize("scales", [(), (0,), (100, 200)])

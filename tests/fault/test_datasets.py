@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from finola.cli import main as cli
-from finola.data import ImageFolder, Shards, build_loader, check_same_classes, open_data
+from finola.data import Augment, Batches, ImageFolder, Shards, build_loader, check_same_classes, open_data
 from finola.data.in_memory import ResidentImages, ResidentLoader
 from finola.data.pack import Encoding, pack
 from finola.errors import DataError, RecipeError
@@ -86,12 +86,11 @@ def test_linked_folders_and_files_are_followed(folder, tmp_path):
 # --- images that cannot be decoded -------------------------------------------------------------------------
 
 
-def loader_of(kind, data, **options):
-    options = dict(batch_size=4, image_size=8, **options)
+def loader_of(kind, data, train):
     if kind == "resident":
-        images = ResidentImages(data, 8, skip_bad=options["train"], progress=False)
-        return ResidentLoader(images, **options)
-    return build_loader(data, num_workers=2 if kind == "workers" else 0, **options)
+        images = ResidentImages(data, 8, skip_bad=train, progress=False)
+        return ResidentLoader(images, Batches(4, train), image_size=8)
+    return build_loader(data, Batches(4, train), image_size=8, num_workers=2 if kind == "workers" else 0)
 
 
 @pytest.mark.filterwarnings("ignore:image left out")
@@ -124,35 +123,34 @@ def test_training_stops_if_nothing_of_a_batch_is_left(tmp_path, kind):
 
 def test_too_few_images_for_a_batch(folder):
     with pytest.raises(DataError, match="8 images do not fill a batch of 9"):
-        build_loader(ImageFolder(folder), batch_size=9, image_size=8, train=True)
+        build_loader(ImageFolder(folder), Batches(9, train=True), image_size=8)
 
 
 @pytest.mark.parametrize("scale", [(0, 1), (0.5, 0.2), (0.2, 1.1)])
-def test_a_crop_scale_out_of_range_is_refused(folder, scale):
+def test_a_crop_scale_out_of_range_is_refused(scale):
     with pytest.raises(RecipeError, match="crop_scale: got"):
-        build_loader(ImageFolder(folder), batch_size=4, image_size=8, train=True, crop_scale=scale)
+        Augment(scale)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 2}])
 def test_resuming_with_other_batches_is_refused(folder, change):
-    options = dict(batch_size=4, image_size=8, train=True)
-    state = build_loader(ImageFolder(folder), **options).state_dict()
+    options = dict(batch_size=4, train=True)
+    state = build_loader(ImageFolder(folder), Batches(**options), image_size=8).state_dict()
     with pytest.raises(RecipeError, match="seed was 0, is 1|global_batch was 4, is 2"):
-        build_loader(ImageFolder(folder), **options | change).load_state_dict(state)
+        build_loader(ImageFolder(folder), Batches(**options | change), image_size=8).load_state_dict(state)
 
 
 def test_resuming_with_other_images_is_refused(folder):
-    options = dict(batch_size=4, image_size=8, train=True)
-    state = build_loader(ImageFolder(folder), **options).state_dict()
+    state = build_loader(ImageFolder(folder), Batches(4, train=True), image_size=8).state_dict()
     make_images(folder / "dog", 5)
     with pytest.raises(RecipeError, match="images was 8, is 9"):
-        build_loader(ImageFolder(folder), **options).load_state_dict(state)
+        build_loader(ImageFolder(folder), Batches(4, train=True), image_size=8).load_state_dict(state)
 
 
 def test_evaluation_at_another_size_than_the_stored_one_is_refused(folder):
     images = ResidentImages(ImageFolder(folder), 10, progress=False)
     with pytest.raises(RecipeError, match="at 8 px images stored at 10 px"):
-        ResidentLoader(images, batch_size=4, image_size=8, train=False)
+        ResidentLoader(images, Batches(4, train=False), image_size=8)
 
 
 # --- shards ------------------------------------------------------------------------------------------------

@@ -293,7 +293,10 @@ def commutator(
     )
     start = q[:, :, None, None]
     one, other = ((z - start).square().sum(1) for z in (row_first, column_first))
-    return _ratio((row_first - column_first).norm(dim=1), ((one + other) / 2).sqrt())
+    ratio = _ratio((row_first - column_first).norm(dim=1), ((one + other) / 2).sqrt())
+    y, x = resolve_origin(origin, size)
+    ratio[:, y], ratio[:, :, x] = 0, 0  # one path, though products of other shapes may round it differently
+    return ratio
 
 
 def _misses(rows: Tensor, origin: int, matrices: dict[str, Tensor | None], normal: Norm) -> Tensor:

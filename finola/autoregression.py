@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.errors import FinolaError, check_choice
+from finola.kernels.batched import autoregress_batched
 from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
 
 PATHS = ("average", "row_first", "column_first")
@@ -104,8 +105,6 @@ def autoregress(
         functions: dict[str, Norm] = {
             "batch": lambda z: batch_normalise(z, eps), "layer": lambda z: normalise(z, eps), "none": lambda z: z}
         return autoregress_lines(q, size, weights, dict.fromkeys(weights, functions[norm]), origin, path)
-    from finola.kernels.batched import autoregress_batched
-
     return autoregress_batched(q, size, weights, origin, path, normalised=norm == "layer", eps=eps)
 
 

@@ -26,6 +26,7 @@ from finola.errors import FinolaError
 from finola.evaluation.metrics import picture_psnr
 from finola.inference.tiles import blend, cover, mirrored
 from finola.models.autoencoder import FinolaAutoencoder
+from finola.models.base import require_evaluation
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,7 @@ def reconstruct(
     Raises:
         DataError: a picture that cannot be decoded or has no pixels. FinolaError: a model in training mode.
     """
-    if model.training:
-        raise FinolaError(
-            "model: is in training mode, where a square depends on the others of its batch; "
-            "call model.eval() first"
-        )
+    require_evaluation(model, "where a square depends on the others of its batch")
     if batch_size < 1:
         raise FinolaError(f"batch_size: got {batch_size}, expected at least 1")
     size, original = model.config.image_size, upright_rgb(image)
@@ -111,7 +108,7 @@ def _reconstructed(
     progress: bool,
 ) -> Iterator[Tensor]:
     """The reconstruction (3, S, S) of the square at each corner of `pixels` (H, W, 3), in their order."""
-    size, device = model.config.image_size, next(model.parameters()).device
+    size, device = model.config.image_size, model.mean.device
     with tqdm(total=len(corners), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
         for first in range(0, len(corners), batch_size):
             batch = corners[first : first + batch_size]

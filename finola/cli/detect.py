@@ -35,7 +35,7 @@ TRAIN = """examples:
   finola detect train coco128/finetuned_default --data mine.json photos --weights coco.safetensors --num-classes 3
 
 --data and --val: an annotation file in COCO's format and, unless it lies in the standard place, the folder of its
-images. The class names are read from it. --weights: an encoder of any kind of model, or a detector to go on from; for
+images. The class names are read from it. --weights: the encoder of any model, or a detector to train further; for
 other classes say --num-classes (a new last layer) or --new-head (the encoder alone). Every key of a recipe can be
 overridden by --SECTION.KEY VALUE; --print-recipe shows them all. SIGTERM, Ctrl-C and --max-time as in finola train."""
 
@@ -52,8 +52,8 @@ PREDICT = """examples:
   finola detect predict holidays "scans/*.tif" --weights W --out found --threshold 0.3
 
 Writes each picture with boxes, names, scores and masks as a PNG file, and detections.json in COCO's results format
-(image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and passed
-over; the exit code is then 3."""
+(image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and left
+out; the exit code is then 3."""
 
 SHOWN_CLASSES = 20  # with more, the scores of each class are in the JSON alone
 

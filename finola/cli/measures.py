@@ -169,7 +169,7 @@ def squares(
         model.config.image_size,
         batch_size=args.batch_size,
         workers=args.workers,
-        device=model.mean.device,
+        device=next(model.parameters()).device,
         resample=args.resample,
     )
     total = -(-len(dataset) // args.batch_size)

@@ -24,7 +24,7 @@ EXAMPLE = """examples:
 
 The shorter side of each picture is resized to the model's size, and the centre square is classified. The charts
 are PNG files named after the pictures: the picture, and a bar for each class. A picture that cannot be decoded is
-reported and passed over; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
+reported and left out; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

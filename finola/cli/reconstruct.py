@@ -21,7 +21,7 @@ EXAMPLE = """examples:
 
 Fitted, each picture becomes one square of the model's size and one vector q. With --tile the whole picture is
 kept and each square of it is one q. The panels are PNG files named after the pictures. A picture that cannot
-be decoded is reported and passed over; the exit code is then 3."""
+be decoded is reported and left out; the exit code is then 3."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:

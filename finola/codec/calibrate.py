@@ -100,7 +100,7 @@ def sensitivity(model: FinolaAutoencoder, q: Tensor, images: int = 64) -> np.nda
     With J the Jacobian and v of independent signs, the mean of (Jᵀv)_c² is that sum over the picture.
     """
     generator, squares = torch.Generator().manual_seed(0), []
-    device = model.mean.device
+    device = next(model.parameters()).device
     for chunk in q[:: max(1, len(q) // images)][:images].split(16):
         for _ in range(PROBES):
             vectors = chunk.to(device).float().requires_grad_()

@@ -91,7 +91,7 @@ class Codec:
 
     @property
     def device(self) -> torch.device:
-        return self.model.mean.device
+        return next(self.model.parameters()).device
 
     def _symbols(self, image: Image.Image, header: Header, quantiser: Quantiser, steps: int,
                  bar: tqdm) -> Iterator[np.ndarray]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.errors import FinolaError, WeightsError
 from finola.models.base import ImageModel, ModelConfig

@@ -108,7 +108,7 @@ def _reconstructed(
     progress: bool,
 ) -> Iterator[Tensor]:
     """The reconstruction (3, S, S) of the square at each corner of `pixels` (H, W, 3), in their order."""
-    size, device = model.config.image_size, model.mean.device
+    size, device = model.config.image_size, next(model.parameters()).device
     with tqdm(total=len(corners), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
         for first in range(0, len(corners), batch_size):
             batch = corners[first : first + batch_size]

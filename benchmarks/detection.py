@@ -27,7 +27,7 @@ from finola.detection.loader import pad_batch, padding_of
 from finola.evaluation.flops import count
 from finola.evaluation.speed import peak_memory, seconds
 from finola.files import atomic_write
-from finola.provenance import environment
+from finola.provenance import record
 
 REFERENCE = "fasterrcnn_resnet50_fpn"
 MODELS = [f"detr_mf_dec_{depths}_mfw{width}" for depths in (522, 211) for width in (720, 1440, 2880)]
@@ -172,8 +172,8 @@ def main() -> None:
               f"{row['macs'] / 1e9:6.1f}G {row['latency_ms']:8.1f} ms {row['memory_mib']:8.1f} MiB",
               row["of_reference"])
     if args.out:
-        result = environment(torch.device(args.device)) | {
-            "size": list(args.size), "reference": REFERENCE, "repeats": args.repeats, "results": measured}
+        result = record(torch.device(args.device), {
+            "size": list(args.size), "reference": REFERENCE, "repeats": args.repeats, "results": measured})
         with atomic_write(args.out) as path:
             path.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -15,7 +15,7 @@ import torch
 
 from finola.evaluation.speed import OperatorResult, bench_operator
 from finola.files import atomic_write
-from finola.provenance import environment
+from finola.provenance import record
 
 # (batch, channels, size, dtype) -> least rate of the forward pass, of forward + backward, most maps of memory
 CPU_BARS = {(8, 1024, 16, "fp32"): (0.8, None, 6.0), (8, 1024, 16, "bf16"): (0.6, None, 6.0)}
@@ -45,7 +45,7 @@ def main() -> int:
             print(*case, check["what"], check["got"], "bar", check["bar"], "holds" if check["holds"] else "MISSED")
     if args.out:
         with atomic_write(args.out) as path:
-            path.write_text(json.dumps(environment(torch.device(args.device)) | {"results": rows}, indent=1) + "\n")
+            path.write_text(json.dumps(record(torch.device(args.device), {"results": rows}), indent=1) + "\n")
     return 0 if all(check["holds"] for row in rows for check in row["bars"]) else 1
 
 

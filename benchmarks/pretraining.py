@@ -19,7 +19,7 @@ from torch import nn
 from finola.evaluation.complexity import row
 from finola.factory import create_model
 from finola.files import atomic_write
-from finola.provenance import environment
+from finola.provenance import record
 
 PEER = "mae_vit_base"
 MODELS = ("masked_finola_b_mfw720", "masked_finola_b_mfw1440", "masked_finola_b_mfw2880", "mae_vit_tiny",
@@ -76,7 +76,7 @@ def main() -> None:
     rows = [{"model": name, "images_per_second": round(rate, 3), "of_mae_vit_base": round(rate / rates[PEER], 3),
              "input": row(name).input, "params": row(name).params, "forward_macs": row(name).macs}
             for name, rate in rates.items()]
-    result = environment(device) | {"batch_size": args.batch_size, "rounds": args.rounds, "results": rows}
+    result = record(device, {"batch_size": args.batch_size, "rounds": args.rounds, "results": rows})
     print(json.dumps(result, indent=1))
     if args.out:
         with atomic_write(args.out) as path:

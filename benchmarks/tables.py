@@ -150,12 +150,12 @@ def detection() -> str:
     return "\n".join([*lines, "", f"`python benchmarks/detection.py`; {made_by(speed)}."])
 
 
-def instruments() -> str:
+def analysis() -> str:
     pictures = {"mirror": "the mirror through the mean: 2m - q reverses the colours, the printed 2q - m does not",
                 "components": "q projected on its first K principal components",
                 "curvature": "peak curvature of FINOLA and masked FINOLA, trained alike for 12 epochs at 64 px",
                 "equations": "residual of the recursion, and how far the two paths differ"}
-    lines = ["## Instruments", "", "`finola inspect`; numbers in results/inspect/*.json.", "",
+    lines = ["## Analysis", "", "`finola inspect`; numbers in results/inspect/*.json.", "",
              "![growth](../results/inspect/growth.gif)"]
     for name, words in pictures.items():
         lines += ["", f"![{name}](../results/inspect/{name}.png)", "", f"*{words}*"]
@@ -192,7 +192,7 @@ def main() -> None:
     with atomic_write(ROOT / "docs" / "model-card.md") as path:
         path.write_text(card() + "\n")
     text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
-                        reconstruction(), codec(), instruments(), operator(), ablation(), pretraining(),
+                        reconstruction(), codec(), analysis(), operator(), ablation(), pretraining(),
                         pretraining_cost(), detection()])
     with atomic_write(ROOT / "docs" / "results.md") as path:
         path.write_text(text + "\n")

@@ -18,7 +18,7 @@ from finola.data import Batches, ResidentImages, ResidentLoader, open_data
 from finola.evaluation.speed import seconds
 from finola.files import atomic_write
 from finola.models.autoencoder import FinolaAutoencoder
-from finola.provenance import environment
+from finola.provenance import record
 from finola.training.recipe import load_recipe
 
 
@@ -81,11 +81,11 @@ def main() -> None:
     budget = args.seconds / len(parts)
     rates = {name: round(rate(part, args.batch_size, args.device, budget), 1) for name, part in parts.items()}
     modules = ("encoder and pooling", "autoregression", "decoder")
-    result = environment(torch.device(args.device)) | {
+    result = record(torch.device(args.device), {
         "recipe": recipe.name, "batch_size": args.batch_size, "images_per_second": rates,
         "decoding_images_per_second": round(decoding, 1), "bound": min(modules + ("data",), key=rates.get),
         "data_over_step": round(rates["data"] / rates["step"], 1),
-    }
+    })
     print(json.dumps(result, indent=1))
     if args.out:
         with atomic_write(args.out) as path:

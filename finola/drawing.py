@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from finola.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GAP, LABEL_HEIGHT = 4, 18
 
@@ -69,7 +73,7 @@ def confusion(counts: Tensor, classes: Sequence[str]) -> Image.Image:
     return rasterise(figure)
 
 
-def rasterise(figure) -> Image.Image:
+def rasterise(figure: Figure) -> Image.Image:
     """A matplotlib figure as a picture."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

@@ -1,16 +1,24 @@
-"""Where a result comes from: the code's commit, the machine, the versions."""
+"""Where a result comes from: the code's commit, the machine, the versions, the day."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
-def environment(device: torch.device) -> dict:
+def record(device: torch.device, result: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as it is printed and written: with its surroundings and the date, for JSON."""
+    return {**result, **environment(device), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def environment(device: torch.device) -> dict[str, Any]:
     """What results/*.json say of a run's surroundings: hardware, torch, python, commit."""
     return {
         "hardware": device_name(device),

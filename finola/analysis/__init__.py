@@ -1,4 +1,4 @@
-"""Instruments that look inside a model: the space of its vectors q and the surfaces of its maps z.
+"""Looking inside a model: the space of its vectors q and the surfaces of its maps z.
 
     statistics    mean, covariance and principal components of any number of vectors, in one pass
     embedding     what the decoder paints for the mean vector and along lines, samples and components

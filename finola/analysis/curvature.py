@@ -20,13 +20,15 @@ from pathlib import Path
 
 import torch
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.drawing import rasterise
 from finola.errors import FinolaError, RecipeError, WeightsError
 from finola.models.autoencoder import FinolaAutoencoder
+from finola.models.base import ImageModel
 from finola.models.masked import MaskedFinola
 
+GrowingModel = FinolaAutoencoder | MaskedFinola
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}
 
@@ -70,7 +72,7 @@ def standardise(z: Tensor) -> Tensor:
     return z / deviation if deviation > 0 else z
 
 
-def feature_map(model: FinolaAutoencoder | MaskedFinola, x: Tensor) -> Tensor:
+def feature_map(model: GrowingModel, x: Tensor) -> Tensor:
     """Images x (B, 3, S, S) -> z (B, C, H, W): of an autoencoder the map that its vector grows to, of a masked
     FINOLA the whole map that grows from the block in the middle.
 
@@ -84,16 +86,19 @@ def feature_map(model: FinolaAutoencoder | MaskedFinola, x: Tensor) -> Tensor:
     return model.grow(model.encode_block(x, corner), corner)
 
 
-def require_growing_map(model: nn.Module, source: str | Path = "model") -> None:
-    """Raise WeightsError unless a model is an autoencoder or a masked FINOLA; `source` is what the message calls it."""
+def require_growing_map(model: ImageModel, source: str | Path = "model") -> GrowingModel:
+    """The model itself; raises WeightsError unless it is an autoencoder or a masked FINOLA. `source` is what the
+    message calls it."""
     if not isinstance(model, FinolaAutoencoder | MaskedFinola):
         raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, whose map does not grow; expected an "
                            "autoencoder or a masked FINOLA")
+    return model
 
 
 def central_corner(model: MaskedFinola) -> tuple[int, int]:
     """The corner (y0, x0), in patches, of the block in the middle of the grid."""
-    return tuple((grid - block) // 2 for grid, block in zip(model.grid, model.block, strict=True))
+    y, x = ((grid - block) // 2 for grid, block in zip(model.grid, model.block, strict=True))
+    return y, x
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class Curvatures:
 
 @torch.no_grad()
 def measure_curvature(
-    model: FinolaAutoencoder | MaskedFinola, batches: Iterable[dict[str, Tensor]], top: int, interior: bool = False
+    model: GrowingModel, batches: Iterable[dict[str, Tensor]], top: int, interior: bool = False
 ) -> Curvatures:
     """Rank the channels of every image of batches {"image": (B, 3, S, S)}; the model in evaluation mode.
 
@@ -133,7 +138,7 @@ def measure_curvature(
     Raises:
         RecipeError: `top` below 1 or above the channels of the map. WeightsError: see `feature_map`.
     """
-    ranked = []
+    ranked, shape = [], (0, 0, 0)
     for batch in batches:
         for z in feature_map(model, batch["image"]).float():  # one at a time: the curvature takes several maps' room
             if not 1 <= top <= len(z):
@@ -141,7 +146,9 @@ def measure_curvature(
             raw, channels = peak_curvature(z, interior).topk(top)
             standardised = peak_curvature(standardise(z), interior).topk(top).values
             ranked.append((raw.cpu(), standardised.cpu(), channels[0].cpu()))
-    return Curvatures(*(torch.stack(part) for part in zip(*ranked, strict=True)), tuple(z.shape))
+            shape = (z.shape[0], z.shape[1], z.shape[2])
+    raw, standardised, leaders = (torch.stack(part) for part in zip(*ranked, strict=True))
+    return Curvatures(raw, standardised, leaders, shape)
 
 
 def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:

@@ -21,6 +21,7 @@ from finola.drawing import panel
 from finola.errors import DataError, FinolaError, RecipeError
 from finola.evaluation.metrics import psnr
 from finola.models.autoencoder import FinolaAutoencoder
+from finola.models.base import require_evaluation
 
 FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture
@@ -56,8 +57,8 @@ def mix(a: Tensor, b: Tensor, share: float) -> Tensor:
 def sample(mean: Tensor, components: Components, count: int, seed: int) -> Tensor:
     """Vectors (count, C) from the normal distribution with this mean and covariance.
 
-    The noise is multiplied by the symmetric root of the covariance, so that samples do not hang on the signs of the
-    components, which differ between machines.
+    The noise is multiplied by the symmetric root of the covariance, so that samples do not depend on the signs of
+    the components, which differ between machines.
     """
     noise = torch.randn(count, len(mean), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     return mean + (noise @ components.vectors * components.variances.sqrt()) @ components.vectors.T
@@ -143,8 +144,7 @@ def embedding_space(
         DataError: fewer than two examples, or statistics of fewer than two images. FinolaError: a model in
             training mode, or statistics of vectors of another length.
     """
-    if model.training:
-        raise FinolaError("model: is in training mode; call model.eval() first")
+    require_evaluation(model)
     if len(statistics.mean) != model.config.embed_dim:
         raise FinolaError(f"statistics: of vectors of {len(statistics.mean)} numbers, expected "
                           f"{model.config.embed_dim}, as the model makes them")

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from finola.autoregression import EPS
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.drawing import panel, rasterise
 from finola.errors import DataError, FinolaError
@@ -110,19 +111,21 @@ def measure_equations(
     if not law.directions:
         raise FinolaError("model: its map has a single position, so no step is taken; expected map_size 2 or more")
     models = {"this model": model, **dict([against or untrained(model)])}
-    horizontal, vertical, commutators = [], [], {name: [] for name in models}
+    horizontal: list[Tensor] = []
+    vertical: list[Tensor] = []
+    commutators: dict[str, list[Tensor]] = {name: [] for name in models}
     renderings = {factor: Renderings() for factor in factors}
     for image in images:
         square = center_crop(image, min(image.size))
         q = model.encode(_resized(square, model))
-        misses = residual(model.grow(q), **law.matrices(), origin=law.origin, norm=law.norm)
+        misses = residual(model.grow(q), **law.matrices(), origin=law.origin, norm=law.norm, eps=EPS)
         for found, miss in zip((horizontal, vertical), misses, strict=True):
             found.append(miss[0].cpu())
         for name, other in models.items():
             commutators[name].append(_commutator(other, square))
-        for factor, found in renderings.items():
+        for factor, rendered in renderings.items():
             if square.width >= factor * model.config.image_size:
-                _render(model, q, square, factor, found)
+                _render(model, q, square, factor, rendered)
     if not horizontal:
         raise DataError("images: got none, expected at least one")
     mean = {name: torch.stack(found).mean(0) for name, found in commutators.items()}
@@ -181,7 +184,7 @@ def plot_equations(measured: Equations) -> Image.Image:
 def renderings_panel(renderings: Renderings) -> Image.Image:
     """A row for the original, the bicubic enlargement and each scheme, best first: the middle of some images."""
     means = renderings.means()
-    names = ["original", *sorted(means, key=means.get, reverse=True)]
+    names = ["original", *sorted(means, key=means.__getitem__, reverse=True)]
     labels = ["original", *(f"{name}: {means[name]:.2f} dB, mean of {len(renderings.scores[name])}"
                             for name in names[1:])]
     captions = [[""] * len(renderings.shown["original"]),
@@ -193,7 +196,7 @@ def _commutator(model: FinolaAutoencoder, square: Image.Image) -> Tensor:
     """(R, R), of the model's own vector of the picture."""
     law = law_of(model)
     q = model.encode(_resized(square, model))
-    return commutator(q, law.size, **law.matrices(), origin=law.origin, norm=law.norm)[0].cpu()
+    return commutator(q, law.size, **law.matrices(), origin=law.origin, norm=law.norm, eps=EPS)[0].cpu()
 
 
 def _render(model: FinolaAutoencoder, q: Tensor, square: Image.Image, factor: int, found: Renderings) -> None:

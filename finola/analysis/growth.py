@@ -94,8 +94,8 @@ def _frame(colours: Tensor, picture: Tensor, there: Tensor, caption: str) -> Ima
     draw.text((GAP, 1), caption, fill="black", font=font)
     shown = F.interpolate(there[None, None].float(), picture.shape[-2:])[0]  # nearest
     cells = to_image(torch.where(there, colours, GRAY)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
-    picture = to_image(torch.where(shown > 0, picture, GRAY)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    for i, (panel, label) in enumerate(((cells, "map, three principal components"), (picture, "decoded"))):
+    painted = to_image(torch.where(shown > 0, picture, GRAY)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    for i, (panel, label) in enumerate(((cells, "map, three principal components"), (painted, "decoded"))):
         left = GAP + i * (SIDE + GAP)
         draw.text((left, LABEL_HEIGHT - 1), label, fill="black", font=font)
         canvas.paste(panel, (left, 2 * LABEL_HEIGHT))

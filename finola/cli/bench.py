@@ -5,6 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
+
+from finola.cli.options import Subparsers
+
+if TYPE_CHECKING:
+    from finola.evaluation.speed import OperatorResult
 
 EXAMPLE = """example:
   finola bench operator
@@ -12,7 +18,7 @@ EXAMPLE = """example:
 """
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser("bench", help="speed and memory of the operator", epilog=EXAMPLE,
                                    description="Time the operator against a plain matrix product of the same shape "
                                                "(the limit) and against the literal loop over positions.")
@@ -27,7 +33,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     import torch
     from tqdm import tqdm
 
@@ -47,7 +53,7 @@ def run(args: argparse.Namespace) -> int | None:
         _print_table(results)
 
 
-def _print_table(results) -> None:
+def _print_table(results: list[OperatorResult]) -> None:
     print(f"{results[0].device}; batch {results[0].batch}; peak memory of forward and backward in fp32 maps, "
           "matrices and their gradients aside")
     print(f"{'C':>5} {'map':>8} {'dtype':>5} {'forward':>9} {'fwd+bwd':>9} {'GMAC/s':>8} {'of product':>10} "

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from finola.cli.options import add_device, open_limited, open_model, positive
+from finola.cli.options import Subparsers, add_device, add_limit, open_limited, open_model
 
 EXAMPLE = """examples:
   finola calibrate --weights runs/mine/weights.safetensors --data imagenette/train
@@ -19,7 +19,7 @@ two files; what was written with an earlier calibration cannot be read with a ne
 tables."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "calibrate",
         help="make the codec ready for weights of your own",
@@ -28,7 +28,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("--weights", required=True, metavar="FILE", help="an autoencoder's, by finola train")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="training images: folders or shards")
-    parser.add_argument("--limit", type=positive, default=2400, metavar="N", help="images to take (%(default)s)")
+    add_limit(parser, 2400)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the crops (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
     add_device(parser)

@@ -6,9 +6,13 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finola.cli.options import add_device, add_model, natural, open_model, positive
+from finola.cli.options import Subparsers, add_device, add_model, natural, open_model, positive
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from finola.codec import Codec
 
 EXAMPLE = """examples:
   finola compress photo.jpg photo.fnl
@@ -20,7 +24,7 @@ every vector takes so many bits; with --quality channels get unequal bits and ti
 at every file size. Entropy coding needs pip install 'finola[codec]'."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "compress",
         help="compress a photograph to a .fnl file",
@@ -73,7 +77,7 @@ def add_codec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
 
 
-def open_codec(args: argparse.Namespace):
+def open_codec(args: argparse.Namespace) -> Codec:
     """The codec of --model or --weights; the calibration of a weights file stands beside it."""
     from finola.codec import Codec, calibration_path, find_calibration
 

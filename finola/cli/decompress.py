@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from finola.cli.compress import add_codec, open_codec
+from finola.cli.options import Subparsers
 from finola.errors import BitstreamError, RecipeError
 
 EXAMPLE = """example:
@@ -17,7 +18,7 @@ The weights must be those the file was written with; its header says which. The 
 name: .png keeps it as decoded."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "decompress",
         help="turn a .fnl file back into a picture",

@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finola.cli.options import add_device, add_model, open_model
+from finola.cli.options import Subparsers, add_device, add_model, open_model
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from finola.inference.reconstruct import Reconstruction
 
 EXAMPLE = """example:
   finola demo --out pictures
@@ -15,7 +21,7 @@ Needs no file and no network: the scenes are drawn by the package, and if matplo
 photograph it brings along is taken too. For your own pictures: finola reconstruct IMAGES --out DIR"""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "demo",
         help="reconstruct a few pictures that come with the package",
@@ -51,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
     print(f"originals and reconstructions: {path}")
 
 
-def _panel(results: dict):
+def _panel(results: dict[str, Reconstruction]) -> Image.Image:
     """Originals with their names over reconstructions with their PSNR."""
     import torch
 

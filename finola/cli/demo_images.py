@@ -3,16 +3,20 @@ matplotlib, which brings it along, is installed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from finola.data.images import decode_image
 
 SIZE = 256  # of the drawn scenes; the model's squares are smaller, so that edges come out smooth
 PHOTOGRAPH = "mpl-data/sample_data/grace_hopper.jpg"
+
+Array = NDArray[np.float64]
 
 
 def demo_images() -> dict[str, Image.Image]:
@@ -88,7 +92,7 @@ def lake() -> Image.Image:
     return _picture(np.where((y < shore)[..., None], image, 0.75 * image + (0.0, 0.03, 0.05)))
 
 
-def _distance(origin, direction, centre, radius: float):
+def _distance(origin: Array, direction: Array, centre: Sequence[float], radius: float) -> Array:
     """Along rays (..., 3) of unit direction to the near side of a sphere; infinite where they miss it."""
     offset = origin - np.array(centre)
     along = (offset * direction).sum(-1)
@@ -97,22 +101,25 @@ def _distance(origin, direction, centre, radius: float):
     return np.where((square > 0) & (distance > 1e-6), distance, np.inf)
 
 
-def _ridge(x: np.ndarray, seed: int, first: int) -> np.ndarray:
+def _ridge(x: Array, seed: int, first: int) -> Array:
     """A wavy line between about -1 and 1: sines from `first` waves upwards, the fainter the finer."""
     random = np.random.default_rng(seed)
     waves = [np.sin(2 * np.pi * (first * 1.7**k * x + random.random())) / 1.7**k for k in range(6)]
-    return sum(waves) / 2
+    total: Array = np.add.reduce(waves)
+    return total / 2
 
 
-def _mix(a, b, share: np.ndarray) -> np.ndarray:
+def _mix(a: ArrayLike, b: ArrayLike, share: Array) -> Array:
     """Colours a and b, (3,) or (S, S, 3), mixed by (S, S) shares of b."""
-    return np.asarray(a) + (np.asarray(b) - np.asarray(a)) * share[..., None]
+    mixed: Array = np.asarray(a) + (np.asarray(b) - np.asarray(a)) * share[..., None]
+    return mixed
 
 
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+def _unit(vector: Array) -> Array:
+    unit: Array = vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+    return unit
 
 
-def _picture(image: np.ndarray) -> Image.Image:
+def _picture(image: Array) -> Image.Image:
     """(S, S, 3) -> RGB, values outside [0, 1] clipped."""
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))

@@ -6,12 +6,18 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finola.cli import train
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import add_device, natural, open_weights, positive
-from finola.data.workers import usable_cores
+from finola.cli.options import Subparsers, add_device, add_limit, add_workers, open_weights, positive, weights_identity
 from finola.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    from finola.detection.coco import CocoDetection
+    from finola.detection.detector import Detector
+    from finola.detection.evaluation import Evaluation
+    from finola.training.recipe import Recipe
 
 EXAMPLE = """examples:
   finola detect train coco128/finetuned_default --data coco128/annotations/instances_train2017.json
@@ -29,7 +35,7 @@ TRAIN = """examples:
   finola detect train coco128/finetuned_default --data mine.json photos --weights coco.safetensors --num-classes 3
 
 --data and --val: an annotation file in COCO's format and, unless it lies in the standard place, the folder of its
-images. The class names are read from it. --weights: an encoder of any kind of model, or a detector to go on from; for
+images. The class names are read from it. --weights: the encoder of any model, or a detector to train further; for
 other classes say --num-classes (a new last layer) or --new-head (the encoder alone). Every key of a recipe can be
 overridden by --SECTION.KEY VALUE; --print-recipe shows them all. SIGTERM, Ctrl-C and --max-time as in finola train."""
 
@@ -37,8 +43,8 @@ EVAL = """examples:
   finola detect eval runs/mine/weights.safetensors --data coco/annotations/instances_val2017.json
   finola detect eval W --data mine.json photos --out scores --json
 
-Average precision (AP) is COCO's: the mean over classes and over the overlaps 0.50, 0.55, ... 0.95, of at most 100
-objects a picture; here in %, in JSON from 0 to 1, where each class has its own too. --out receives scores.json,
+Average precision (AP) is COCO's: the mean over the classes and over the overlaps 0.50, 0.55, ... 0.95, of at most
+100 objects in a picture; printed in %, in JSON from 0 to 1 and for each class too. --out receives scores.json,
 detections.json (COCO's results format) and panel.png. Latency is the time of the detector alone, a batch at once."""
 
 PREDICT = """examples:
@@ -46,13 +52,13 @@ PREDICT = """examples:
   finola detect predict holidays "scans/*.tif" --weights W --out found --threshold 0.3
 
 Writes each picture with boxes, names, scores and masks as a PNG file, and detections.json in COCO's results format
-(image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and passed
-over; the exit code is then 3."""
+(image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and left
+out; the exit code is then 3."""
 
 SHOWN_CLASSES = 20  # with more, the scores of each class are in the JSON alone
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "detect", help="train, score and use object detectors", description=__doc__, epilog=EXAMPLE)
     commands = parser.add_subparsers(dest="detect_command", metavar="COMMAND", required=True)
@@ -72,19 +78,18 @@ def run(args: argparse.Namespace) -> None:
 # train --------------------------------------------------------------------------------------------
 
 
-def _add_train(commands) -> None:
+def _add_train(commands: Subparsers) -> None:
     parser = commands.add_parser("train", help="train a detector by a recipe", description="Train a detector.",
                                  epilog=TRAIN)
     train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
-                      "the same for validation")
-    parser.add_argument("--weights", dest="init_from", metavar="FILE", help="start from these weights")
+                      "the same for validation", "start from the weights in this file, or from its encoder")
 
 
 def _train(args: argparse.Namespace) -> None:
     train.run(args, _check)
 
 
-def _check(recipe) -> None:
+def _check(recipe: Recipe) -> None:
     if recipe.model_config().score != "objects":
         raise RecipeError(f"{recipe.name}: is no recipe for a detector; finola detect train --list names some")
 
@@ -92,16 +97,15 @@ def _check(recipe) -> None:
 # eval ---------------------------------------------------------------------------------------------
 
 
-def _add_eval(commands) -> None:
+def _add_eval(commands: Subparsers) -> None:
     parser = commands.add_parser("eval", help="score a detector", description="COCO's average precision of a detector.",
                                  epilog=EVAL)
     parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE [DIR]",
                         help="annotations in COCO's format, and the folder of their images")
-    parser.add_argument("--limit", type=positive, metavar="N", help="take the first N pictures")
+    add_limit(parser)
     parser.add_argument("--batch-size", type=positive, default=1, metavar="N", help="(%(default)s)")
-    parser.add_argument("--workers", type=natural, default=usable_cores(), metavar="N",
-                        help="processes that decode; 0 for none (%(default)s)")
+    add_workers(parser)
     parser.add_argument("--out", metavar="DIR", help="for scores.json, detections.json and panel.png")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON, no progress bar")
     add_device(parser)
@@ -127,17 +131,15 @@ def _eval(args: argparse.Namespace) -> None:
         _write_evaluation(out, model, dataset, evaluation.results, report)
 
 
-def _report(args: argparse.Namespace, model, dataset, evaluation) -> dict:
-    from finola.provenance import environment
-    from finola.weights import weights_hash
+def _report(args: argparse.Namespace, model: Detector, dataset: CocoDetection, evaluation: Evaluation) -> dict:
+    from finola.provenance import record
 
-    return {
-        "weights": Path(args.weights).name, "sha256": weights_hash(args.weights), "config": model.config.to_dict(),
+    return record(model.mean.device, {
+        **weights_identity(Path(args.weights), model.config),
         "data": dataset.source, "images": len(dataset), **evaluation.scores,
         "batch_size": args.batch_size, "latency_ms": evaluation.latency_ms,
         "images_per_second": evaluation.images_per_second, "peak_memory": evaluation.peak_memory,
-        **environment(model.mean.device),
-    }
+    })
 
 
 def _print_scores(report: dict) -> None:
@@ -159,7 +161,9 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-def _write_evaluation(out: Path, model, dataset, results: list[dict], report: dict) -> None:
+def _write_evaluation(
+    out: Path, model: Detector, dataset: CocoDetection, results: list[dict], report: dict
+) -> None:
     from finola.data.datasets import spread
     from finola.detection.drawing import draw_small, grid
     from finola.detection.predict import detect
@@ -177,7 +181,7 @@ def _write_evaluation(out: Path, model, dataset, results: list[dict], report: di
 # predict ------------------------------------------------------------------------------------------
 
 
-def _add_predict(commands) -> None:
+def _add_predict(commands: Subparsers) -> None:
     parser = commands.add_parser("predict", help="find the objects on photographs",
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
@@ -197,7 +201,8 @@ def _predict(args: argparse.Namespace) -> None:
 
     paths, faults = find_images(args.images)
     drawn = name_panels(paths, Path(args.out))
-    model, results, total = open_weights(args, require_detector), [], len(paths) + len(faults)
+    model, total = open_weights(args, require_detector), len(paths) + len(faults)
+    results: list[dict] = []
     with tqdm(paths, unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
         for number, path in enumerate(bar, start=1):
             try:
@@ -213,7 +218,7 @@ def _predict(args: argparse.Namespace) -> None:
         raise DataError(f"{len(faults)} of {total} failed; the first: {faults[0]}")
 
 
-def _predict_one(args: argparse.Namespace, model, path: Path, number: int, target: Path) -> list[dict]:
+def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: int, target: Path) -> list[dict]:
     """Draw one picture, print a line, and return what was found on it in COCO's results format."""
     from tqdm import tqdm
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from finola.cli.options import Subparsers
+
 EPILOG = """example:
   finola doctor
   finola doctor --json
@@ -13,7 +15,7 @@ Exit code 0: whatever finola cannot do without is here and works. 2: something i
 what. Packages of an extra may be missing; where they are, the line says how to install them."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "doctor", help="check the installation",
         description="Check packages, devices, image codecs, shipped weights and the operator.", epilog=EPILOG,

@@ -6,10 +6,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finola.cli.options import add_device, natural, open_device, open_limited, positive
-from finola.data.workers import usable_cores
+from finola.cli.options import Subparsers, add_reading, open_device, open_limited, weights_identity
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+    from finola.cli.measures import Measured
+    from finola.models.base import ImageModel
 
 EXAMPLE = """examples:
   finola eval runs/mine/weights.safetensors --data imagenette/val
@@ -20,7 +26,7 @@ EXAMPLE = """examples:
 What is measured follows from the weights:
   autoencoder          PSNR and SSIM of the reconstructions; --baselines adds linear codes of the same length
   classifier           top-1, top-5 and mean per-class accuracy; the data must have the weights' classes
-  masked, mae, simmim  PSNR of the masked region and of the whole picture; the masks hang on --batch-size
+  masked, mae, simmim  PSNR of the masked region and of the whole picture; the masks depend on --batch-size
   any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
 
 Preprocessing: shorter side resized to the model's size, centre square. PSNR: each image clamped to [0, 1],
@@ -28,7 +34,7 @@ peak 1, mean over RGB pixels, then over images; "pooled" takes the mean squared 
 "8-bit" rounds the reconstruction. An image that cannot be decoded stops the evaluation with exit code 3."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "eval",
         help="score a model on a set of images",
@@ -37,8 +43,6 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("model", metavar="WEIGHTS", help="a weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
-    parser.add_argument("--limit", type=positive, metavar="N", help="take N images, spread evenly over the set")
-    parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic", help="(%(default)s)")
     parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
     parser.add_argument("--knn", action="store_true", help="score the encoder by the nearest neighbours in --train")
     parser.add_argument(
@@ -51,16 +55,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
         "--panel", metavar="FILE", help="write a picture: some images and what became of them, or the confusion matrix"
     )
     parser.add_argument("--out", metavar="FILE", help="write the result as JSON")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, no progress bar")
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="(%(default)s)")
-    parser.add_argument(
-        "--workers",
-        type=natural,
-        default=usable_cores(),
-        metavar="N",
-        help="processes that decode; 0 for none (%(default)s)",
-    )
-    add_device(parser)
+    add_reading(parser)
     return parser
 
 
@@ -72,18 +67,18 @@ def run(args: argparse.Namespace) -> None:
         if file:
             check_folder(Path(file).parent, option)
     if args.train and not (args.baselines or args.knn):
-        raise RecipeError("--train: is of use with --baselines or --knn alone; add one of them or leave --train out")
+        raise RecipeError("--train: only --baselines and --knn use it; add one of them or leave --train out")
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
     path, model = _open(args.model, device)
     measure = choose(args, model.config)
     dataset = open_limited(args.data, args.limit)
     measured = measure(args, model, dataset, progress)
-    result = _result(args, path, model, dataset, device, measured.fields)
+    result = _result(args, path, model, len(dataset), measured.fields)
     if args.json:
         print(json.dumps(result))
     else:
         _print_table(result, measured)
-    if args.panel:
+    if args.panel and measured.panel:
         with atomic_write(args.panel) as temporary:
             measured.panel().save(temporary, format="png")
     if args.out:
@@ -91,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
             temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _open(name: str, device):
+def _open(name: str, device: torch.device) -> tuple[Path, ImageModel]:
     """The weights file that `name` means, and its model."""
     from finola.factory import create_model
     from finola.registry import pretrained_path
@@ -105,30 +100,23 @@ def _open(name: str, device):
     return path, model.to(device).eval()
 
 
-def _result(args: argparse.Namespace, path: Path, model, dataset, device, fields: dict) -> dict:
-    from datetime import UTC, datetime
+def _result(args: argparse.Namespace, path: Path, model: ImageModel, images: int, fields: dict) -> dict:
+    from finola.provenance import record
 
-    from finola.provenance import environment
-    from finola.weights import weights_hash
-
-    return {
-        "weights": path.name,
-        "sha256": weights_hash(path),
-        "config": model.config.to_dict(),
+    return record(model.mean.device, {
+        **weights_identity(path, model.config),
         "data": args.data,
-        "images": len(dataset),
+        "images": images,
         "preprocessing": {
             "size": model.config.image_size,
             "shorter_side": f"antialiased {args.resample}",
             "crop": "centre",
         },
         **fields,
-        **environment(device),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    })
 
 
-def _print_table(result: dict, measured) -> None:
+def _print_table(result: dict, measured: Measured) -> None:
     preprocessing = result["preprocessing"]
     print(
         f"{result['weights']}: {result['images']} images of {', '.join(result['data'])}; shorter side to "

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from finola.cli import train
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from finola.training.recipe import Recipe
+
+from finola.cli.options import Subparsers
 
 EPILOG = """examples:
   finola finetune imagenette/tran1_ft_w720 --weights runs/imagenette/tran1_w720/weights.safetensors \\
@@ -20,11 +26,10 @@ of finola train.
 """
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "finetune", help="train a pre-trained encoder and a head", description=__doc__, epilog=EPILOG)
-    train.add_options(parser)
-    parser.add_argument("--weights", dest="init_from", metavar="FILE", help="pre-trained or probed weights")
+    train.add_options(parser, weights="pre-trained or probed weights")
     return parser
 
 
@@ -32,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     train.run(args, _check, "the weights to start from (finola train starts from nothing)")
 
 
-def _check(recipe) -> None:
+def _check(recipe: Recipe) -> None:
     if not recipe.model_config().keeps_features or recipe.optim.freeze_encoder:
         raise RecipeError(f"{recipe.name}: is not for fine-tuning, which needs a classifier and a trained encoder; "
                           "take a recipe with _ft_ in its name (finola finetune --list)")

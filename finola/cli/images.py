@@ -17,7 +17,8 @@ def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
     """
     from finola.data.images import SUFFIXES
 
-    found, faults = {}, []
+    found: dict[Path, Path] = {}  # absolute -> as named
+    faults = []
     for word in words:
         paths = [Path(word)]
         if paths[0].is_dir():

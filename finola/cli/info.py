@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from typing import TYPE_CHECKING
+
+from finola.cli.options import Subparsers
+
+if TYPE_CHECKING:
+    from finola.evaluation.complexity import Row
 
 EPILOG = """examples:
   finola info
@@ -19,7 +26,7 @@ in the reading that meets its parameter counts (decoder_s16_published: decoder_r
 name stands for its encoder, the length of q and the side of its map."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "info", help="parameters and multiply-adds of every encoder, decoder and model",
         description="Parameters and multiply-adds, beside the paper's figures.", epilog=EPILOG,
@@ -33,9 +40,9 @@ def run(args: argparse.Namespace) -> None:
     from finola.evaluation.complexity import all_rows, countable_models, model_parts, row
     from finola.registry import MODELS, model_config
 
-    rows = all_rows() if args.name is None else [row(args.name)]
+    rows = all_rows(sys.stderr.isatty() and not args.json) if args.name is None else [row(args.name)]
     config = model_config(args.name) if args.name in MODELS else None
-    parts = model_parts(args.name) if config and config.score == "reconstruction" else []
+    parts = model_parts(args.name) if config else []
     if args.json:
         objects = [r._asdict() for r in rows]
         if config:
@@ -50,7 +57,7 @@ def run(args: argparse.Namespace) -> None:
         print("\n" + "\n".join(f"{key:16} {_plain(value)}" for key, value in config.to_dict().items()))
 
 
-def _table(rows: list) -> str:
+def _table(rows: list[Row]) -> str:
     """Aligned columns; the deviation from the paper's (rounded) figure in %."""
     head = ("name", "input", "params M", "paper", "off", "MACs G", "paper", "off")
     lines = [head] + [
@@ -67,5 +74,5 @@ def _figures(value: int, paper: int | None, unit: float) -> tuple[str, str, str]
     return (ours, "", "") if paper is None else (ours, f"{paper / unit:g}", f"{value / paper - 1:+.1%}")
 
 
-def _plain(value) -> str:
+def _plain(value: object) -> str:
     return "-" if value is None else " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

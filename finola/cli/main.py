@@ -1,8 +1,8 @@
 """The `finola` command: one sub-command for each module of `finola.cli`.
 
 Nothing here imports torch, so that `finola --help` answers at once. A command module has two functions:
-`add_parser(subparsers)`, which declares its options and an example, and `run(args)`, which does the work
-and returns the exit code (None for 0).
+`add_parser(subparsers)`, which declares its options and an example, and `run(args)`, which does the work.
+A command that takes a recipe's keys as options (--optim.epochs 5) has a default for `overrides` and finds them there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import signal
 import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
 
+from finola.cli.options import split_overrides
 from finola.errors import FinolaError
 
 COMMANDS = (
@@ -40,10 +42,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 2 usage, 3 data, 4 weights or stream, 130/143 signals."""
-    args = build_parser().parse_args(argv)
+    words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
+    parser = build_parser()
+    args = parser.parse_args(words)
+    if overrides and "overrides" not in args:
+        parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+    args.overrides = overrides
     signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        return args.run(args) or 0
+        args.run(args)
+        return 0
     except BrokenPipeError:  # the reader of our output went away: `finola info | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -73,7 +81,7 @@ def _missing_extra(error: ModuleNotFoundError) -> str:
     return f"this command needs the package {error.name!r}, which is not installed{hint}"
 
 
-def _on_sigterm(signum, frame):
+def _on_sigterm(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 

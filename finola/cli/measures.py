@@ -7,13 +7,22 @@ Each measure is a function (args, model, dataset, progress) -> Measured.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
-    from finola.models.base import ModelConfig
+    from PIL import Image
+    from torch import Tensor
+
+    from finola.data.datasets import ImageDataset
+    from finola.data.loader import Batch
+    from finola.evaluation.reconstruction import Code, Examples
+    from finola.models.autoencoder import FinolaAutoencoder
+    from finola.models.base import ImageModel, ModelConfig
+    from finola.models.classifier import Classifier
+    from finola.models.masked import MaskedImageModel
 
 
 class Measured(NamedTuple):
@@ -27,7 +36,7 @@ class Measured(NamedTuple):
     fields: dict
     table: list[str]
     note: str
-    panel: Callable | None = None
+    panel: Callable[[], Image.Image] | None = None
 
 
 def choose(args: argparse.Namespace, config: ModelConfig) -> Callable[..., Measured]:
@@ -43,7 +52,9 @@ def choose(args: argparse.Namespace, config: ModelConfig) -> Callable[..., Measu
         raise RecipeError(f"{args.model}: a {config.kind} model has no score but its encoder's; add --knn --train DIR")
     if config.score != "reconstruction":
         _refuse(args, f"a model of kind {config.kind!r}", "baselines")
-    return {"reconstruction": reconstructions, "classes": classes, "masked": masked_patches}[config.score]
+    measures: dict[str, Callable[..., Measured]] = {
+        "reconstruction": reconstructions, "classes": classes, "masked": masked_patches}
+    return measures[config.score]
 
 
 def _refuse(args: argparse.Namespace, what: str, *options: str) -> None:
@@ -55,11 +66,14 @@ def _refuse(args: argparse.Namespace, what: str, *options: str) -> None:
 # --- the measures ------------------------------------------------------------------------------------------
 
 
-def reconstructions(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+def reconstructions(
+    args: argparse.Namespace, model: FinolaAutoencoder, dataset: ImageDataset, progress: bool
+) -> Measured:
     """PSNR and SSIM of an autoencoder, beside those of linear codes if asked."""
     from finola.evaluation.reconstruction import evaluate
 
-    codes = {"model": (model.config.embed_dim, model)} | _baselines(args, model, progress)
+    codes: dict[str, tuple[int, Code]] = {"model": (model.config.embed_dim, model)}
+    codes |= _baselines(args, model, progress)
     batches = squares(args, dataset, model)
     scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
     rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
@@ -76,7 +90,7 @@ def reconstructions(args: argparse.Namespace, model, dataset, progress: bool) ->
     return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
 
 
-def classes(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, progress: bool) -> Measured:
     """Accuracies of a classifier."""
     from finola.drawing import confusion
     from finola.evaluation.classification import evaluate_classifier, require_classes
@@ -96,7 +110,9 @@ def classes(args: argparse.Namespace, model, dataset, progress: bool) -> Measure
     return Measured(fields, table, note, lambda: confusion(accuracy.confusion, readable_names(dataset.classes)))
 
 
-def masked_patches(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+def masked_patches(
+    args: argparse.Namespace, model: MaskedImageModel, dataset: ImageDataset, progress: bool
+) -> Measured:
     """PSNR of what a masked image model predicts."""
     from finola.evaluation.masked import MASK_SEED, evaluate_masked
 
@@ -115,7 +131,7 @@ def masked_patches(args: argparse.Namespace, model, dataset, progress: bool) -> 
     return Measured(fields, table, note, lambda: _masked_panel(result.rows))
 
 
-def neighbours(args: argparse.Namespace, model, dataset, progress: bool) -> Measured:
+def neighbours(args: argparse.Namespace, model: ImageModel, dataset: ImageDataset, progress: bool) -> Measured:
     """k-NN accuracy of any model's encoder."""
     from finola.data import check_same_classes, open_data
     from finola.data.datasets import require_labels
@@ -140,7 +156,9 @@ def neighbours(args: argparse.Namespace, model, dataset, progress: bool) -> Meas
 # --- what they share ---------------------------------------------------------------------------------------
 
 
-def squares(args: argparse.Namespace, dataset, model, progress: bool = False, bar: str = "evaluating"):
+def squares(
+    args: argparse.Namespace, dataset: ImageDataset, model: ImageModel, progress: bool = False, bar: str = "evaluating"
+) -> Iterable[Batch]:
     """Batches of centre squares on the model's device, with a bar of that name if `progress`."""
     from tqdm import tqdm
 
@@ -158,7 +176,7 @@ def squares(args: argparse.Namespace, dataset, model, progress: bool = False, ba
     return tqdm(batches, bar, total, unit="batch", disable=not progress)
 
 
-def _baselines(args: argparse.Namespace, model, progress: bool) -> dict:
+def _baselines(args: argparse.Namespace, model: FinolaAutoencoder, progress: bool) -> dict[str, tuple[int, Code]]:
     from finola.data import open_data
     from finola.evaluation.linear_codes import baselines
 
@@ -170,7 +188,7 @@ def _baselines(args: argparse.Namespace, model, progress: bool) -> dict:
     return baselines(model.config.embed_dim, model.config.image_size, train)
 
 
-def _reconstruction_panel(examples):
+def _reconstruction_panel(examples: Examples) -> Image.Image:
     import torch
 
     from finola.drawing import panel
@@ -181,7 +199,7 @@ def _reconstruction_panel(examples):
     return panel(rows, ["original", *examples.rows], captions)
 
 
-def _masked_panel(rows: list[tuple]):
+def _masked_panel(rows: list[tuple[Tensor, Tensor, Tensor]]) -> Image.Image:
     import torch
 
     from finola.drawing import panel

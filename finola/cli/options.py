@@ -1,12 +1,41 @@
-"""Options that several commands share."""
+"""What several commands share: options, and what they open."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from finola.data.workers import usable_cores
 from finola.errors import RecipeError, WeightsError
+
+if TYPE_CHECKING:
+    import torch
+
+    from finola.data.datasets import ImageDataset
+    from finola.models.autoencoder import FinolaAutoencoder
+    from finola.models.base import ImageModel, ModelConfig
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+M = TypeVar("M", bound="ImageModel")
+
+OVERRIDE = re.compile(r"--\w+\.")  # of a recipe's key: --optim.epochs 5 or --optim.epochs=5
+
+
+def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words of a command line without the dotted options (--optim.epochs 5), and these with their values."""
+    words, others, overrides = list(words), [], []
+    while words:
+        word = words.pop(0)
+        if not OVERRIDE.match(word):
+            others.append(word)
+            continue
+        overrides.append(word)
+        if "=" not in word and words and not words[0].startswith("--"):
+            overrides.append(words.pop(0))
+    return others, overrides
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +46,31 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+
+
+def add_limit(parser: argparse.ArgumentParser, default: int | None = None) -> None:
+    parser.add_argument("--limit", type=positive, default=default, metavar="N",
+                        help=f"take N images, spread evenly over the set ({default or 'all'})")
+
+
+def add_resample(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--resample", choices=("bicubic", "bilinear"), default="bicubic",
+                        help="how images are resized (%(default)s)")
+
+
+def add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=natural, default=usable_cores(), metavar="N",
+                        help="processes that decode; 0 for none (%(default)s)")
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """How the squares of --data are read (`finola.cli.measures.squares`), and where they are computed on; --json."""
+    add_limit(parser)
+    add_resample(parser)
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="N", help="images at once (%(default)s)")
+    add_workers(parser)
+    add_device(parser)
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, no progress bar")
 
 
 def positive(text: str) -> int:
@@ -35,32 +89,36 @@ def _at_least(least: int, text: str) -> int:
     return int(text)
 
 
-def open_model(args: argparse.Namespace):
+def open_model(args: argparse.Namespace) -> FinolaAutoencoder:
     """The autoencoder of --model or --weights, on --device, in evaluation mode."""
     from finola.factory import create_model
-    from finola.models.autoencoder import FinolaAutoencoder
     from finola.registry import DEFAULT_MODEL
     from finola.weights import load_weights
 
     device = open_device(args.device)
     model = load_weights(args.weights) if args.weights else create_model(args.model or DEFAULT_MODEL, pretrained=True)
+    return require_autoencoder(model, args.weights).to(device).eval()
+
+
+def require_autoencoder(model: ImageModel, source: str) -> FinolaAutoencoder:
+    """The model itself; raises WeightsError unless it is an autoencoder."""
+    from finola.models.autoencoder import FinolaAutoencoder
+
     if not isinstance(model, FinolaAutoencoder):
-        raise WeightsError(f"{args.weights}: got a model of kind {model.config.kind!r}, expected an autoencoder; "
+        raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected an autoencoder; "
                            "finola train makes one, or leave --weights out for the shipped one")
-    return model.to(device).eval()
+    return model
 
 
-def open_weights(args: argparse.Namespace, require: Callable):
-    """The model of --weights, on --device, in evaluation mode; `require(model, name)` may refuse it."""
+def open_weights(args: argparse.Namespace, require: Callable[[ImageModel, str], M]) -> M:
+    """The model of --weights, on --device, in evaluation mode; `require(model, name)` gives it back or refuses it."""
     from finola.weights import load_weights
 
     device = open_device(args.device)
-    model = load_weights(args.weights)
-    require(model, args.weights)
-    return model.to(device).eval()
+    return require(load_weights(args.weights), args.weights).to(device).eval()
 
 
-def open_limited(paths: list[str], limit: int | None):
+def open_limited(paths: list[str], limit: int | None) -> ImageDataset:
     """The data set of --data and --limit."""
     from finola.data import open_data
     from finola.data.datasets import Subset
@@ -76,7 +134,14 @@ def weights_path(args: argparse.Namespace) -> Path:
     return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
 
 
-def open_device(name: str | None):
+def weights_identity(path: Path, config: ModelConfig) -> dict[str, Any]:
+    """What a result says of the weights it was made with: the file's name and hash, and the model's configuration."""
+    from finola.weights import weights_hash
+
+    return {"weights": path.name, "sha256": weights_hash(path), "config": config.to_dict()}
+
+
+def open_device(name: str | None) -> torch.device:
     """The torch device of --device.
 
     Raises:

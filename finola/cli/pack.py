@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 
+from finola.cli.options import Subparsers, add_resample
 from finola.data.workers import usable_cores
 
 EXAMPLE = """example:
@@ -17,7 +18,7 @@ The shards are tar files of KEY.jpg and KEY.cls with an index. A picture that ca
 reported and left out; the exit code is then 3."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "pack",
         help="turn folders of images into shards of resized pictures",
@@ -30,14 +31,14 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     add("--size", type=int, default=256, help="shorter side in pixels, never enlarged (%(default)s)")
     add("--format", choices=("jpeg", "webp"), default="jpeg", help="(%(default)s)")
     add("--quality", type=int, default=90, help="1 to 100 (%(default)s)")
-    add("--resample", choices=("bilinear", "bicubic"), default="bilinear", help="(%(default)s)")
+    add_resample(parser)
     add("--shard-size", type=int, default=1000, metavar="N", help="images a shard (%(default)s)")
     add("--workers", type=int, default=usable_cores(), metavar="N", help="threads (%(default)s)")
     add("--json", action="store_true", help="print a report for machines, no progress bar")
     return parser
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     from finola.data.pack import Encoding, pack
     from finola.data.shards import open_data
     from finola.errors import DataError
@@ -63,4 +64,3 @@ def run(args: argparse.Namespace) -> int | None:
             f"{len(report.bad)} of {len(dataset)} images could not be decoded; "
             f"the other {report.images} are packed in {report.out}"
         )
-    return None

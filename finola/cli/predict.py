@@ -6,10 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import add_device, open_weights, positive
+from finola.cli.options import Subparsers, add_device, open_weights, positive
 from finola.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from finola.inference.classify import Prediction
+    from finola.models.classifier import Classifier
 
 EXAMPLE = """examples:
   finola predict photo.jpg --weights runs/mine/weights.safetensors
@@ -17,10 +24,10 @@ EXAMPLE = """examples:
 
 The shorter side of each picture is resized to the model's size, and the centre square is classified. The charts
 are PNG files named after the pictures: the picture, and a bar for each class. A picture that cannot be decoded is
-reported and passed over; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
+reported and left out; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "predict",
         help="name what is on photographs",
@@ -51,14 +58,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _predict_all(
-    args: argparse.Namespace, model, paths: list[Path], charts: dict[Path, Path], faults: list[str]
+    args: argparse.Namespace, model: Classifier, paths: list[Path], charts: dict[Path, Path], faults: list[str]
 ) -> list[dict]:
     import torch
     from tqdm import tqdm
 
     from finola.inference.classify import predict_squares
 
-    results = []
+    results: list[dict] = []
     with tqdm(total=len(paths), unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
         for first in range(0, len(paths), args.batch_size):
             batch = paths[first : first + args.batch_size]
@@ -70,7 +77,7 @@ def _predict_all(
     return results
 
 
-def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict:
+def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict[Path, Tensor]:
     """The squares of the pictures that can be decoded; of the others, what is wrong is printed and put in `faults`."""
     from tqdm import tqdm
 
@@ -86,7 +93,9 @@ def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict:
     return squares
 
 
-def _report(args: argparse.Namespace, path: Path, predictions: list, charts: dict[Path, Path]) -> dict:
+def _report(
+    args: argparse.Namespace, path: Path, predictions: list[Prediction], charts: dict[Path, Path]
+) -> dict:
     """Write the chart of one picture if asked, print its classes, and return them for the JSON."""
     from tqdm import tqdm
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from finola.cli import train
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from finola.training.recipe import Recipe
+
+from finola.cli.options import Subparsers
 
 EPILOG = """examples:
   finola probe imagenette/lin_w720 --weights runs/imagenette/masked_b_w720/weights.safetensors \\
@@ -18,11 +24,10 @@ and with --data.augment false of the training set too. The options are those of 
 """
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "probe", help="train a head on a frozen encoder", description=__doc__, epilog=EPILOG)
-    train.add_options(parser)
-    parser.add_argument("--weights", dest="init_from", metavar="FILE", help="the pre-trained weights, of any kind")
+    train.add_options(parser, weights="the pre-trained weights, of any kind")
     return parser
 
 
@@ -30,7 +35,7 @@ def run(args: argparse.Namespace) -> None:
     train.run(args, _check, "the pre-trained weights to probe")
 
 
-def _check(recipe) -> None:
+def _check(recipe: Recipe) -> None:
     if not recipe.model_config().keeps_features or not recipe.optim.freeze_encoder:
         raise RecipeError(f"{recipe.name}: is not for probing, which needs a classifier and optim.freeze_encoder: true;"
                           " take a lin or tran1 recipe (finola probe --list)")

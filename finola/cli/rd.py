@@ -5,11 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from finola.cli.compress import add_codec, open_codec
-from finola.cli.options import natural, positive
+from finola.cli.options import Subparsers, add_limit, natural, open_limited
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from finola.codec.rd import ImageCodec, Point
+    from finola.data.datasets import ImageDataset
+
+T = TypeVar("T")
 
 EXAMPLE = """examples:
   finola rd kodak --out rd                                a curve of each codec: plot, JSON, BD-rate against JPEG
@@ -20,7 +30,7 @@ Sizes are those of whole files. The JSON files have the form of CompressAI's res
 highest setting whose file stays below it, picture by picture; the paper's own mode is 4 bits a number."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "rd",
         help="rate and distortion beside JPEG, WebP, JPEG 2000 and AVIF",
@@ -32,49 +42,47 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--target", type=float, metavar="BPP", help="compare at this rate in place of drawing curves")
     parser.add_argument("--refine", type=natural, default=0, metavar="N", help="also with N steps of refinement")
     parser.add_argument("--codecs", nargs="+", metavar="NAME", help="only these")
-    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N pictures")
+    add_limit(parser)
     add_codec(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
     from finola.codec import rd
-    from finola.data import ImageFolder
     from finola.files import check_folder
-    from finola.provenance import environment
+    from finola.provenance import record
 
     if args.target is None and not args.out:
         raise RecipeError("--out: missing; name a folder for the curves, or give --target")
     if args.target is not None and not args.target > 0:
         raise RecipeError(f"--target: got {args.target}, expected more than 0 bit per pixel")
-    folder, codec = ImageFolder(args.data), open_codec(args)
+    dataset, codec = open_limited([args.data], args.limit), open_codec(args)
     codecs = rd.choose([*rd.finola_codecs(codec, args.refine), *rd.classical_codecs()], args.codecs)
-    indices = range(min(len(folder), args.limit or len(folder)))
-    record = {"data": Path(args.data).resolve().name, "images": len(indices),
-              "weights_id": codec.calibration.weights_id, **environment(codec.device)}
+    source = record(codec.device, {"data": Path(args.data).resolve().name, "images": len(dataset),
+                                   "weights_id": codec.calibration.weights_id})
     if args.target is None:
         check_folder(args.out)
-        _curves(args, codecs, folder, indices, record)
+        _curves(args, codecs, dataset, source)
     else:
-        _table(args, codecs, folder, indices, record)
+        _table(args, codecs, dataset, source)
 
 
-def _curves(args: argparse.Namespace, codecs, folder, indices, record: dict) -> None:
+def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict) -> None:
     from finola.codec import rd
 
-    def measure_all(codec, image):
+    def measure_all(codec: ImageCodec, image: Image.Image) -> list[Point]:
         return [rd.measure(codec, image, setting) for setting in codec.settings]
 
-    points = _for_all(args, codecs, folder, indices, measure_all)
+    points = _for_all(args, codecs, dataset, measure_all)
     curves = {name: [rd.mean_point(column) for column in zip(*rows, strict=True)] for name, rows in points.items()}
     rates = {name: rd.bd_rate(curves["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in curves else {}
     out = Path(args.out)
     for codec in codecs:
         _write_json(out / f"{codec.name}.json", rd.to_compressai(
-            codec, curves[codec.name], {**record, "bd_rate_against_jpeg": rates.get(codec.name)}))
-    _write_plot(out / "rd.png", curves, f"{record['data']}, {record['images']} pictures")
+            codec, curves[codec.name], {**source, "bd_rate_against_jpeg": rates.get(codec.name)}))
+    _write_plot(out / "rd.png", curves, f"{source['data']}, {source['images']} pictures")
     if args.json:
-        print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **record}))
+        print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **source}))
         return
     for name, curve in curves.items():
         for point in curve:
@@ -83,18 +91,19 @@ def _curves(args: argparse.Namespace, codecs, folder, indices, record: dict) -> 
         if rate is None:
             print(f"{name:18} BD-rate against JPEG: no common PSNR")
         else:  # a mean over the PSNR that both have: those over different ranges are not to be compared
-            low, high = rd.shared_psnr(curves["jpeg"], curves[name])
-            print(f"{name:18} BD-rate against JPEG {rate:+.1f} %, from {low:.1f} to {high:.1f} dB")
+            shared = rd.shared_psnr(curves["jpeg"], curves[name])
+            span = f", from {shared[0]:.1f} to {shared[1]:.1f} dB" if shared else ""
+            print(f"{name:18} BD-rate against JPEG {rate:+.1f} %{span}")
     print(f"plot and JSON in {out}")
 
 
-def _table(args: argparse.Namespace, codecs, folder, indices, record: dict) -> None:
+def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict) -> None:
     from finola.codec import rd
 
-    points = _for_all(args, codecs, folder, indices, lambda codec, image: rd.at_most(codec, image, args.target))
+    points = _for_all(args, codecs, dataset, lambda codec, image: rd.at_most(codec, image, args.target))
     rows = {name: {**rd.mean_point(of), "above_target": sum(p.bpp > args.target for p in of)}
             for name, of in points.items()}
-    report = {"target": args.target, "codecs": rows, **record}
+    report = {"target": args.target, "codecs": rows, **source}
     if args.out:
         _write_json(Path(args.out) / "target.json", report)
     if args.json:
@@ -105,16 +114,21 @@ def _table(args: argparse.Namespace, codecs, folder, indices, record: dict) -> N
         print(_row(name, row) + note)
 
 
-def _for_all(args: argparse.Namespace, codecs, folder, indices, work) -> dict[str, list]:
+def _for_all(
+    args: argparse.Namespace,
+    codecs: list[ImageCodec],
+    dataset: ImageDataset,
+    work: Callable[[ImageCodec, Image.Image], T],
+) -> dict[str, list[T]]:
     """What `work` (codec, picture) gives, by codec, for each picture."""
     from tqdm import tqdm
 
-    results = {codec.name: [] for codec in codecs}
-    with tqdm(total=len(indices) * len(codecs), unit="run", disable=not sys.stderr.isatty() or args.json) as bar:
-        for i in indices:
-            image = folder.load(i)
+    results: dict[str, list[T]] = {codec.name: [] for codec in codecs}
+    with tqdm(total=len(dataset) * len(codecs), unit="run", disable=not sys.stderr.isatty() or args.json) as bar:
+        for i in range(len(dataset)):
+            image = dataset.load(i)
             for codec in codecs:
-                bar.set_description(f"{Path(folder.name(i)).name}, {codec.name}")
+                bar.set_description(f"{Path(dataset.name(i)).name}, {codec.name}")
                 results[codec.name].append(work(codec, image))
                 bar.update()
     return results

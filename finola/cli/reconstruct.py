@@ -6,10 +6,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import add_device, add_model, open_model, positive
+from finola.cli.options import Subparsers, add_device, add_model, open_model, positive
 from finola.errors import DataError
+
+if TYPE_CHECKING:
+    from finola.models.autoencoder import FinolaAutoencoder
 
 EXAMPLE = """examples:
   finola reconstruct photo.jpg --out panels
@@ -17,10 +21,10 @@ EXAMPLE = """examples:
 
 Fitted, each picture becomes one square of the model's size and one vector q. With --tile the whole picture is
 kept and each square of it is one q. The panels are PNG files named after the pictures. A picture that cannot
-be decoded is reported and passed over; the exit code is then 3."""
+be decoded is reported and left out; the exit code is then 3."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "reconstruct",
         help="reconstruct photographs from their vectors",
@@ -38,7 +42,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace) -> int | None:
+def run(args: argparse.Namespace) -> None:
     paths, faults = find_images(args.images)
     panels = name_panels(paths, Path(args.out))
     model = open_model(args)
@@ -50,10 +54,11 @@ def run(args: argparse.Namespace) -> int | None:
         print(f"mean of {len(results)}: {mean:.2f} dB; panels in {args.out}")
     if faults:
         raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
-    return None
 
 
-def _reconstruct_all(args: argparse.Namespace, model, panels: dict[Path, Path], faults: list[str]) -> list[dict]:
+def _reconstruct_all(
+    args: argparse.Namespace, model: FinolaAutoencoder, panels: dict[Path, Path], faults: list[str]
+) -> list[dict]:
     from tqdm import tqdm
 
     show = sys.stderr.isatty() and not args.json
@@ -75,7 +80,9 @@ def _reconstruct_all(args: argparse.Namespace, model, panels: dict[Path, Path], 
     return results
 
 
-def _reconstruct_one(args: argparse.Namespace, model, path: Path, target: Path, progress: bool) -> dict:
+def _reconstruct_one(
+    args: argparse.Namespace, model: FinolaAutoencoder, path: Path, target: Path, progress: bool
+) -> dict:
     from finola.files import atomic_write
     from finola.inference.reconstruct import reconstruct
 

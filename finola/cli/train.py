@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
-from finola.cli.options import positive
+from finola.cli.options import Subparsers, positive
 from finola.errors import RecipeError
+
+if TYPE_CHECKING:
+    from finola.training.recipe import Recipe
 
 EPILOG = """examples:
   finola train --list
@@ -21,23 +24,26 @@ Ctrl-C write a checkpoint at the next step and exit with 143 and 130. --max-time
 the results and exits with 0. With several processes, batch norm spans all of them.
 """
 
+Check: TypeAlias = "Callable[[Recipe], None]"  # refuses, with a RecipeError, a recipe that is not for the command
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "train", help="train a model by a recipe", description=__doc__, epilog=EPILOG
     )
     add_options(parser)
-    parser.add_argument("--init-from", metavar="WEIGHTS", help="start from the weights in this file, or its encoder")
     return parser
 
 
 def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
-                data: str = "training images: folders or shards", val: str = "validation images") -> None:
+                data: str = "training images: folders or shards", val: str = "validation images",
+                weights: str = "start from the weights in this file, or from its encoder") -> None:
     """What `finola train`, `probe`, `finetune` and `detect train` share; `metavar`, `data`, `val` say what the data
-    are."""
+    are, `weights` which weights it starts from."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")
     parser.add_argument("--data", nargs="+", metavar=metavar, help=data)
     parser.add_argument("--val", nargs="+", metavar=metavar, help=val)
+    parser.add_argument("--weights", metavar="FILE", help=weights)
     parser.add_argument("--out", metavar="DIR", help="the run's folder (default: runs/RECIPE)")
     parser.add_argument("--resume", action="store_true",
                         help="go on with the run in --out; from the start if it has no checkpoint yet")
@@ -52,12 +58,11 @@ def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
     parser.add_argument("--seed", metavar="N", help="seed of the weights, the crops and their order")
     parser.add_argument("--list", action="store_true", help="list the recipes")
     parser.add_argument("--print-recipe", action="store_true", help="print the recipe, overrides included")
-    parser.parse_known_args = _setting_overrides_aside(parser.parse_known_args)
+    parser.set_defaults(overrides=[])  # `finola.cli.main` puts the dotted options there
 
 
-def run(args: argparse.Namespace, check: Callable | None = None, weights: str | None = None) -> None:
-    """`check(recipe)` refuses, with a RecipeError, a recipe that is not for this command; `weights` says which weights
-    the command needs."""
+def run(args: argparse.Namespace, check: Check | None = None, weights: str | None = None) -> None:
+    """`weights` says which weights the command needs; None where it can do without."""
     from finola.training.recipe import load_recipe
 
     if args.list:
@@ -75,29 +80,31 @@ def run(args: argparse.Namespace, check: Callable | None = None, weights: str | 
         return
     if check is not None:
         check(recipe)
-    if weights and not args.init_from:
+    if weights and not args.weights:
         raise RecipeError(f"--weights is missing; name {weights}")
     if not args.data:
         raise RecipeError(f"--data is missing; name what to train {recipe.name} on (--help says more)")
     _train(args, recipe)
 
 
-def _list(check: Callable | None) -> None:
+def _list(check: Check | None) -> None:
     from finola.training.recipe import list_recipes, load_recipe
 
     def serves(name: str) -> bool:
+        if check is None:
+            return True
         try:
             check(load_recipe(name))
         except RecipeError:
             return False
         return True
 
-    titles = {name: title for name, title in list_recipes().items() if check is None or serves(name)}
+    titles = {name: title for name, title in list_recipes().items() if serves(name)}
     width = max(map(len, titles))
     print("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))
 
 
-def _train(args: argparse.Namespace, recipe) -> None:
+def _train(args: argparse.Namespace, recipe: Recipe) -> None:
     import logging
 
     from finola.training.engine import fit
@@ -105,27 +112,7 @@ def _train(args: argparse.Namespace, recipe) -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     out = args.out or f"runs/{recipe.name}"
     fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
-        init_from=args.init_from, num_classes=args.num_classes, new_head=args.new_head)
-
-
-def _setting_overrides_aside(parse_known_args):
-    """A `parse_known_args` that leaves dotted options (--optim.epochs 5) in `args.overrides`."""
-
-    def parse(words, namespace=None):
-        words, others, overrides = list(words), [], []
-        while words:
-            word = words.pop(0)
-            if not re.match(r"--\w+\.", word):
-                others.append(word)
-                continue
-            overrides.append(word)
-            if "=" not in word and words and not words[0].startswith("--"):
-                overrides.append(words.pop(0))
-        namespace, rest = parse_known_args(others, namespace)
-        namespace.overrides = overrides
-        return namespace, rest
-
-    return parse
+        init_from=args.weights, num_classes=args.num_classes, new_head=args.new_head)
 
 
 def _minutes(text: str) -> float:

@@ -24,6 +24,7 @@ from finola.codec.calibration import (
 from finola.codec.container import MAX_BITS
 from finola.codec.entropy import Model
 from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
+from finola.data.datasets import ImageDataset
 from finola.data.images import center_crop, resize_shorter, to_tensor
 from finola.errors import DataError
 from finola.models.autoencoder import FinolaAutoencoder
@@ -38,11 +39,14 @@ BATCH = 32  # images encoded at once
 
 
 @torch.no_grad()
-def embed(model: FinolaAutoencoder, images, *, seed: int = 0, progress: bool = False) -> tuple[Tensor, Tensor]:
+def embed(
+    model: FinolaAutoencoder, images: ImageDataset, *, seed: int = 0, progress: bool = False
+) -> tuple[Tensor, Tensor]:
     """What `calibrate` takes, out of the images of a data set: embeddings (N, C) of each, as the centre square or as a
     square at its own size by turns; and embeddings (N, C) of a square of half the size, enlarged. On the CPU."""
     rng, size, device = random.Random(seed), model.config.image_size, model.mean.device
-    plain, zoomed = [], []
+    plain: list[Tensor] = []
+    zoomed: list[Tensor] = []
     for first in tqdm(range(0, len(images), BATCH), "images", disable=not progress):
         pictures = [images.load(i) for i in range(first, min(first + BATCH, len(images)))]
         pictures = [p if min(p.size) >= size else resize_shorter(p, size) for p in pictures]
@@ -104,13 +108,15 @@ def sensitivity(model: FinolaAutoencoder, q: Tensor, images: int = 64) -> np.nda
             signs = torch.randint(0, 2, picture.shape, generator=generator).mul(2).sub(1).to(picture)
             (gradient,) = torch.autograd.grad((picture * signs).sum(), vectors)
             squares.append(gradient.double().square().cpu())
-    return torch.cat(squares).mean(0).numpy()
+    mean: np.ndarray = torch.cat(squares).mean(0).numpy()
+    return mean
 
 
 def _steps(sensitivity: np.ndarray, unit: Tensor, values: int) -> np.ndarray:
     """(C,) grid units: with steps Δ, channel c adds sensitivity_c Δ_c² / 12 / values to the mean squared error."""
     delta = np.sqrt(12 * NOISE_AT_50 * values / len(sensitivity) / sensitivity.clip(1e-12))
-    return np.rint(delta / unit.double().numpy()).clip(SMALLEST_STEP, 2**20).astype(np.int64)
+    steps: np.ndarray = np.rint(delta / unit.double().numpy())
+    return steps.clip(SMALLEST_STEP, 2**20).astype(np.int64)
 
 
 def _bit_steps(positions: Tensor) -> np.ndarray:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from finola.codec.container import MAX_BITS
 from finola.codec.quantiser import Quantiser
-from finola.errors import WeightsError
+from finola.errors import RecipeError, WeightsError
 from finola.files import atomic_write
 from finola.registry import PRETRAINED_FOLDER
 from finola.weights import read_tensors
@@ -74,6 +74,8 @@ class Calibration:
         """The one of so many bits, or of a level: 10 more of it halve the squared error that a step makes."""
         if bits is not None:
             return Quantiser.from_bits(bits, self.bit_steps[bits - 1])
+        if level is None:
+            raise RecipeError("bits, level: got None for both, expected one of them")
         return Quantiser.from_steps(self.step.astype(np.int64) * STEPS[level] >> 12)
 
     def positions(self, q: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -59,20 +60,22 @@ class Codec:
                                f"{self.model.config.embed_dim}")
         self.batch_size = batch_size
 
-    def compress(self, image, *, bits: int | None = None, quality: int | None = None, entropy: bool = True,
-                 refine: int = 0, side: int | None = None, overlap: int = 0, progress: bool = False) -> bytes:
+    def compress(self, image: Image.Image | str | Path, *, bits: int | None = None, quality: int | None = None,
+                 entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
+                 progress: bool = False) -> bytes:
         """See `compress`."""
         image = upright_rgb(image)
+        width, height = image.size
         mode = choose_mode(bits, quality, entropy)
         if side is None:
-            side = self.model.config.image_size if quality is None and bits else choose_side(quality, *image.size)
-        header = Header(*image.size, side, overlap, mode, self.calibration.identity)
+            side = self.model.config.image_size if quality is None and bits else choose_side(quality, width, height)
+        header = Header(width, height, side, overlap, mode, self.calibration.identity)
         if fault := header.fault():
             raise RecipeError(f"{fault}; this picture cannot be written so")
         quantiser = self.calibration.quantiser(mode.bits, mode.level)
         with tqdm(total=header.tiles, desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             symbols = np.concatenate([*self._symbols(image, header, quantiser, refine, bar)])
-        if not mode.entropy:
+        if not mode.entropy and mode.bits is not None:
             return pack(header, pack_bits(symbols, mode.bits))
         from finola.codec.entropy import encode
 
@@ -141,9 +144,9 @@ def choose_side(quality: int | None, width: int, height: int) -> int:
     return min(sides, key=cost)
 
 
-def compress(image, model: FinolaAutoencoder | None = None, *, bits: int | None = None, quality: int | None = None,
-             entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
-             calibration: Calibration | None = None) -> bytes:
+def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = None, *, bits: int | None = None,
+             quality: int | None = None, entropy: bool = True, refine: int = 0, side: int | None = None,
+             overlap: int = 0, calibration: Calibration | None = None) -> bytes:
     """Compress a photograph.
 
     Args:
@@ -190,7 +193,7 @@ def read_symbols(data: bytes, calibration: Calibration) -> tuple[Header, np.ndar
         raise BitstreamError(f"weights: the stream was written with {header.identity.hex()}, these weights and their "
                              f"calibration are {calibration.identity.hex()}; decode with the former")
     shape, mode = (header.tiles, calibration.channels), header.mode
-    if not mode.entropy:
+    if not mode.entropy and mode.bits is not None:
         return header, unpack_bits(payload, shape, mode.bits)
     from finola.codec.entropy import decode
 
@@ -201,4 +204,6 @@ def read_symbols(data: bytes, calibration: Calibration) -> tuple[Header, np.ndar
 def _shipped() -> FinolaAutoencoder:
     from finola.factory import create_model
 
-    return create_model(pretrained=True)
+    model = create_model(pretrained=True)
+    assert isinstance(model, FinolaAutoencoder)  # the default model is one
+    return model

@@ -45,7 +45,7 @@ class Mode:
     level: int | None = None
     entropy: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if (self.bits is None) == (self.level is None):
             raise RecipeError(f"bits, level: got {self.bits} and {self.level}, expected one of them")
         if self.bits is not None and not 1 <= self.bits <= MAX_BITS:
@@ -55,7 +55,10 @@ class Mode:
                               "entropy coded")
 
     def to_byte(self) -> int:
-        return 128 + self.level if self.level else self.bits + 16 * self.entropy
+        if self.level is not None:
+            return 128 + self.level
+        assert self.bits is not None  # one of the two is given
+        return self.bits + 16 * self.entropy
 
     @classmethod
     def from_byte(cls, value: int) -> Mode:

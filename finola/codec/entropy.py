@@ -18,6 +18,7 @@ adds 1 to each; integers below 2^24 are exact in the fp32 it takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import constriction
 import numpy as np
@@ -57,12 +58,14 @@ class Model:
         table = np.searchsorted(calibration.thresholds, self.activity, side="right")
         below = self.cumulated[table[:, None], bins.clip(0, BINS)]  # (tiles, n - 1)
         total = (1 << PRECISION) - len(edges) - 1
-        return np.diff(below * total >> TABLE_BITS, axis=1, prepend=0, append=total).astype(np.float32)
+        counts: np.ndarray = np.diff(below * total >> TABLE_BITS, axis=1, prepend=0, append=total)
+        return counts.astype(np.float32)
 
     def predict(self, channel: int) -> np.ndarray:
         """(tiles,) the channel's position as its parents tell it."""
         parents, weights = self.calibration.parents[channel], self.calibration.weights[channel]
-        return weights @ self.positions[parents] >> WEIGHT_BITS
+        predicted: np.ndarray = weights @ self.positions[parents] >> WEIGHT_BITS
+        return predicted
 
     def update(self, channel: int, symbols: np.ndarray) -> None:
         """Take note of what the channel's symbols (tiles,) turned out to be."""
@@ -81,7 +84,8 @@ def encode(symbols: np.ndarray, calibration: Calibration, quantiser: Quantiser) 
         for channel in range(calibration.channels):
             encoder.encode(symbols[group, channel].astype(np.int32), family, model.frequencies(channel))
             model.update(channel, symbols[group, channel])
-    return encoder.get_compressed().astype("<u4").tobytes()
+    words: np.ndarray = encoder.get_compressed()
+    return words.astype("<u4").tobytes()
 
 
 def decode(payload: bytes, tiles: int, calibration: Calibration, quantiser: Quantiser) -> np.ndarray:
@@ -104,9 +108,11 @@ def decode(payload: bytes, tiles: int, calibration: Calibration, quantiser: Quan
     return symbols
 
 
-def _decode_some(decoder: RangeDecoder, family: Categorical, frequencies: np.ndarray) -> np.ndarray:
+def _decode_some(decoder: Any, family: Any, frequencies: np.ndarray) -> np.ndarray:
+    """One symbol of each tile, by constriction's `RangeDecoder` and `Categorical`, which have no types."""
     try:
-        return decoder.decode(family, frequencies)
+        symbols: np.ndarray = decoder.decode(family, frequencies)
+        return symbols
     except AssertionError as error:  # constriction's name for data that no encoder writes
         raise BitstreamError(f"payload: cannot be decoded ({error}); the file is damaged") from error
 

@@ -72,20 +72,24 @@ def classical_codecs() -> list[ImageCodec]:
 
 def finola_codecs(codec: Codec, refine: int = 0) -> list[ImageCodec]:
     """Ours: by quality; with the paper's fixed bits, coded and not; and by quality with so many steps of refinement."""
-    qualities = {"settings": (10, 25, 40, 50, 60, 75), "every": range(1, 101), "decode": codec.decompress}
-    bits = {"settings": range(2, 9), "every": range(1, 9), "decode": codec.decompress}
+
+    def by_quality(name: str, description: str, refine: int = 0) -> ImageCodec:
+        return ImageCodec(name, description, (10, 25, 40, 50, 60, 75), range(1, 101),
+                          lambda image, quality: codec.compress(image, quality=int(quality), refine=refine),
+                          codec.decompress)
+
+    def by_bits(name: str, description: str, entropy: bool) -> ImageCodec:
+        return ImageCodec(name, description, range(2, 9), range(1, 9),
+                          lambda image, bits: codec.compress(image, bits=int(bits), entropy=entropy), codec.decompress)
+
     codecs = [
-        ImageCodec("finola", "unequal steps, entropy coded", **qualities,
-                   encode=lambda image, quality: codec.compress(image, quality=quality)),
-        ImageCodec("finola-paper", "equal bits, fixed length", **bits,
-                   encode=lambda image, bits: codec.compress(image, bits=bits, entropy=False)),
-        ImageCodec("finola-bits", "equal bits, entropy coded", **bits,
-                   encode=lambda image, bits: codec.compress(image, bits=bits)),
+        by_quality("finola", "unequal steps, entropy coded"),
+        by_bits("finola-paper", "equal bits, fixed length", entropy=False),
+        by_bits("finola-bits", "equal bits, entropy coded", entropy=True),
     ]
     if refine:
-        codecs.append(ImageCodec(
-            f"finola-refine{refine}", f"unequal steps, entropy coded, {refine} steps of refinement", **qualities,
-            encode=lambda image, quality: codec.compress(image, quality=quality, refine=refine)))
+        codecs.append(by_quality(f"finola-refine{refine}",
+                                 f"unequal steps, entropy coded, {refine} steps of refinement", refine))
     return codecs
 
 

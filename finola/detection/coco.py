@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from finola.data.datasets import spread
 from finola.data.images import MAX_PIXELS, decode_image
 from finola.errors import DataError, RecipeError
 
@@ -36,7 +37,7 @@ class CocoDetection:
         annotations: the JSON file.
         images: the folder that its file names start from. By default ROOT/X for ROOT/annotations/instances_X.json,
             and the JSON's own folder where there is no such folder.
-        limit: take only the first images.
+        limit: take so many images, spread evenly over the file's.
 
     Attributes:
         source: the JSON's path, as text.
@@ -56,8 +57,10 @@ class CocoDetection:
         data = _read_json(Path(annotations))
         categories = _section(data, "categories", self.source)
         entries = _section(data, "images", self.source)
-        image_of = {entry["id"]: i for i, (_, entry) in enumerate(entries)}
-        entries = entries[:limit]
+        chosen = range(len(entries)) if limit is None else spread(len(entries), limit).tolist()
+        place_of = {index: place for place, index in enumerate(chosen)}
+        image_of = {entry["id"]: place_of.get(i, len(entries)) for i, (_, entry) in enumerate(entries)}
+        entries = [entries[index] for index in chosen]
         names = {entry["id"]: _text(entry, "name", where) for where, entry in categories}
         self.category_ids = tuple(sorted(names))
         self.classes = tuple(names[key] for key in self.category_ids)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.errors import FinolaError, WeightsError
 from finola.models.base import ImageModel, ModelConfig
@@ -120,8 +120,9 @@ class Detector(ImageModel):
         return names & dict(self.named_parameters()).keys()
 
 
-def require_detector(model: nn.Module, source: str = "model") -> None:
-    """Raise WeightsError unless a model is a detector; `source` is what the message calls it."""
+def require_detector(model: ImageModel, source: str = "model") -> Detector:
+    """The model itself; raises WeightsError unless it is a detector. `source` is what the message calls it."""
     if not isinstance(model, Detector):
         raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected a detector; "
                            "finola detect train makes one")
+    return model

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassStatScores
 
-from finola.data.datasets import require_labels
+from finola.data.datasets import ImageDataset, require_labels
 from finola.data.loader import Batch
 from finola.errors import DataError
 from finola.evaluation.speed import timed
 from finola.models.classifier import ClassifierConfig
 
 
-class Accuracy:
-    """What a classifier of n classes gets right of the images shown to it so far.
+@dataclass(frozen=True)
+class ClassScores:
+    """What a classifier of n classes got right.
 
     Attributes:
         confusion: (n, n) int64, images of class i taken for class j.
@@ -24,19 +28,9 @@ class Accuracy:
         seconds: spent on classifying, loading aside.
     """
 
-    def __init__(self, num_classes: int):
-        self.confusion = torch.zeros(num_classes, num_classes, dtype=torch.int64)
-        self.top5 = 0
-        self.seconds = 0.0
-
-    def add(self, logits: Tensor, labels: Tensor, seconds: float) -> None:
-        """Take in logits (B, n) and labels (B,)."""
-        classes = len(self.confusion)
-        best = logits.topk(min(5, classes), dim=1).indices  # (B, 5), the likeliest first
-        self.top5 += (best == labels[:, None]).sum().item()
-        pairs = (labels * classes + best[:, 0]).bincount(minlength=classes**2)
-        self.confusion += pairs.view(classes, classes).cpu()
-        self.seconds += seconds
+    confusion: Tensor
+    top5: int
+    seconds: float
 
     def means(self) -> dict[str, float]:
         """Accuracies in percent: of all images, and the mean of each class's own over the classes with images."""
@@ -51,16 +45,22 @@ class Accuracy:
 
 
 @torch.no_grad()
-def evaluate_classifier(model: Callable[[Tensor], Tensor], num_classes: int, batches: Iterable[Batch]) -> Accuracy:
+def evaluate_classifier(model: Callable[[Tensor], Tensor], num_classes: int, batches: Iterable[Batch]) -> ClassScores:
     """Classify all batches {"image": (B, 3, S, S), "label": (B,)}; a model must be in evaluation mode."""
-    accuracy = Accuracy(num_classes)
+    metrics = MetricCollection([
+        MulticlassConfusionMatrix(num_classes),
+        MulticlassStatScores(num_classes, top_k=min(5, num_classes), average="micro"),
+    ])
+    seconds = 0.0
     for batch in batches:
-        logits, seconds = timed(model, batch["image"])
-        accuracy.add(logits, batch["label"], seconds)
-    return accuracy
+        logits, taken = timed(model, batch["image"])
+        metrics.to(logits.device).update(logits, batch["label"])
+        seconds += taken
+    found = metrics.cpu().compute()
+    return ClassScores(found["MulticlassConfusionMatrix"], int(found["MulticlassStatScores"][0]), seconds)
 
 
-def require_classes(dataset, config: ClassifierConfig, weights: str) -> None:
+def require_classes(dataset: ImageDataset, config: ClassifierConfig, weights: str) -> None:
     """Raise DataError unless the classes of a data set are those of a classifier, in the same order.
 
     Where the weights name no classes, their number is compared."""

@@ -6,28 +6,26 @@ The paper's figures are the table `PAPER`; all others are counted by running the
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
-from finola.autoregression import Finola, autoregress_lines, normalise
+from finola.autoregression import Finola, normalise, step
 from finola.errors import FinolaError, near
 from finola.evaluation.flops import Count, count
-from finola.kernels.grid import resolve_origin
 from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
 from finola.models.base import ModelConfig
 from finola.models.classifier import ClassifierConfig, is_vit
 from finola.models.decoder import DECODER_WIDTHS, ConvDecoder
 from finola.models.encoders import create_encoder
 from finola.models.heads import create_head, token_width
-from finola.models.masked import MaskedConfig
+from finola.models.masked import MaskedConfig, MaskedFinola
 from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
 from finola.registry import MODELS, config_class, list_models, model_config
 
@@ -105,13 +103,16 @@ def countable_models() -> list[str]:
     return [name for name, package in needed.items() if package is None or find_spec(package)]
 
 
-def all_rows() -> list[Row]:
-    return [row(name) for name in _measurements()]
+def all_rows(progress: bool = False) -> list[Row]:
+    """Every row; `progress`: show a bar on stderr."""
+    return [row(name) for name in tqdm(_measurements(), "counting", unit="row", disable=not progress, leave=False)]
 
 
 def model_parts(name: str) -> list[Row]:
-    """Encoder, pooling, autoregression and decoder of a registered model, each with its own input."""
-    return _parts(model_config(name))
+    """Encoder, pooling, autoregression and decoder of a registered autoencoder, each with its own input; of another
+    model none."""
+    config = model_config(name)
+    return _parts(config) if isinstance(config, AutoencoderConfig) else []
 
 
 def _parts(config: AutoencoderConfig) -> list[Row]:
@@ -124,7 +125,7 @@ def _parts(config: AutoencoderConfig) -> list[Row]:
         counts = {
             "encoder": ((3, size, size), cost_of_encoder(config.encoder, (size, size))),
             "pooling": (features.shape[1:], count(model.pool, features)),
-            "autoregression": ((config.embed_dim,), count(_countable(model.autoregression), q)),
+            "autoregression": ((config.embed_dim,), _cost_of_growth(model.autoregression, q)),
             "decoder": (z.shape[1:], count(model.decoder, z)),
         }
     return [_row(part, measured) for part, measured in counts.items()]
@@ -138,7 +139,7 @@ def _row(name: str, measured: Cost, paper: tuple[int | None, int | None] = (None
 @cache
 def _measurements() -> dict[str, Callable[[], Cost]]:
     """What there is to count: name -> a function that gives the input's shape and the counts."""
-    encoders = {}
+    encoders: dict[str, Callable[[], Cost]] = {}
     for name, config in CONFIGS.items():
         published_macs = PAPER[name][1] is not None
         size = DETECTION_SIZE if published_macs else (IMAGE_SIZE, IMAGE_SIZE)
@@ -147,13 +148,15 @@ def _measurements() -> dict[str, Callable[[], Cost]]:
         if width != config.out_channels:  # the name's other reading
             encoders[f"{name} (out_channels={width})"] = partial(
                 _measure_encoder, name, size, out_channels=width)
-    decoders = {}
+    decoders: dict[str, Callable[[], Cost]] = {}
     for scale in sorted(DECODER_WIDTHS):
         decoders[f"decoder_s{scale}"] = partial(_measure_decoder, scale, None)
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
-    parts = [resolve_name(source)() for source in PARTS]
+    parts: dict[str, Callable[[], Cost]] = {}
+    for source in PARTS:
+        parts |= resolve_name(source)()
     models = {name: partial(_cost_of_model, name) for name in countable_models()}
-    return functools.reduce(operator.or_, [encoders, decoders, *parts, models])
+    return encoders | decoders | parts | models
 
 
 def _cost_of_model(name: str) -> Cost:
@@ -162,12 +165,12 @@ def _cost_of_model(name: str) -> Cost:
     return cost
 
 
-def _measure_encoder(name: str, size: tuple[int, int], **options) -> Cost:
+def _measure_encoder(name: str, size: tuple[int, int], **options: Any) -> Cost:
     return (3, *size), cost_of_encoder(name, size, **options)
 
 
 @cache
-def cost_of_encoder(name: str, size: tuple[int, int], **options) -> Count:
+def cost_of_encoder(name: str, size: tuple[int, int], **options: Any) -> Count:
     with torch.device("meta"):
         if name in CONFIGS:
             options |= {"strict_img_size": False}
@@ -231,14 +234,20 @@ def cost_of_autoencoder(config: AutoencoderConfig) -> Cost:
     return shape, Count(sum(part.params for part in parts), sum(part.macs for part in parts))
 
 
-def _countable(autoregression: nn.Module) -> nn.Module:
-    return _LineByLine(autoregression) if isinstance(autoregression, Finola) else autoregression
+def _cost_of_growth(autoregression: nn.Module, q: Tensor) -> Count:
+    """From one step of the law: on each path, every position but the origin takes one."""
+    if not isinstance(autoregression, Finola) or not autoregression.directions:
+        return count(autoregression, q)
+    height, width = autoregression.size
+    paths = 2 if autoregression.path == "average" else 1
+    params = sum(p.numel() for p in autoregression.parameters())
+    return Count(params, paths * (height * width - 1) * count(_Step(autoregression), q).macs)
 
 
 class _Growth(nn.Module):
     """The part of a masked FINOLA between encoder and decoder, for one place of the visible block."""
 
-    def __init__(self, model: nn.Module, corner: tuple[int, int]):
+    def __init__(self, model: MaskedFinola, corner: tuple[int, int]):
         super().__init__()
         self.model, self.corner = model, corner
 
@@ -246,17 +255,12 @@ class _Growth(nn.Module):
         return self.model.grow(features, self.corner)
 
 
-class _LineByLine(nn.Module):
-    """The operator in its plain form, which runs on the meta device. It makes the products of the fast one,
-    2 (H W - 1) C² multiply-adds: each position but the origin takes one step on each of the two paths."""
+class _Step(nn.Module):
+    """One step of a law from one position to the next; those in all directions cost the same."""
 
-    def __init__(self, finola: Finola):
+    def __init__(self, law: Finola):
         super().__init__()
-        self.finola = finola
+        self.matrix: Tensor = getattr(law, law.directions[0])
 
-    def forward(self, q: Tensor) -> Tensor:
-        finola = self.finola
-        weights = {direction: getattr(finola, direction) for direction in finola.directions}
-        norms = dict.fromkeys(weights, normalise)
-        origin = resolve_origin(finola.origin, finola.size)
-        return autoregress_lines(q, finola.size, weights, norms, origin, finola.path)
+    def forward(self, z: Tensor) -> Tensor:
+        return step(z, self.matrix, normalise)

@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.data.loader import Batch
 from finola.errors import FinolaError
-from finola.models.base import evaluating
+from finola.models.base import ImageModel, evaluating
 from finola.models.heads import map_and_tokens, pool
 
 NEIGHBOURS = 20
 KNN_CHUNK = 1024  # images compared with all training images at once
 
 
-def neighbours_accuracy(model: nn.Module, train: Iterable[Batch], data: Iterable[Batch], num_classes: int) -> float:
+def neighbours_accuracy(model: ImageModel, train: Iterable[Batch], data: Iterable[Batch], num_classes: int) -> float:
     """Top-1 accuracy in percent of `data` by its nearest neighbours in `train`, which the encoder's features tell.
 
     Args:
@@ -26,7 +26,7 @@ def neighbours_accuracy(model: nn.Module, train: Iterable[Batch], data: Iterable
     return 100 * knn_accuracy(*known, *queries, num_classes=num_classes, k=NEIGHBOURS)
 
 
-def pooled_features(model: nn.Module, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+def pooled_features(model: ImageModel, batches: Iterable[Batch]) -> tuple[Tensor, Tensor]:
     """[mean of the map ; token] of every image: (N, W + d) float32, and the labels (N,), where the batches are.
 
     `model` has an `encoder` and `normalise`; it runs in eval mode, without gradients, in the caller's autocast."""

@@ -17,11 +17,14 @@ from torchmetrics.functional.image import structural_similarity_index_measure as
 from tqdm import tqdm
 
 from finola.data.datasets import spread
+from finola.data.loader import Batch
 from finola.drawing import PANEL_IMAGES
 from finola.evaluation.metrics import psnr
 from finola.evaluation.speed import timed
 
 Code = Callable[[Tensor], Tensor]  # images (B, 3, S, S) -> their reconstructions
+
+
 @dataclass
 class Scores:
     """What one code scores on the images shown to it so far, summed over images."""
@@ -40,7 +43,9 @@ class Scores:
         self.images += len(x)
         self.psnr += scores.double().sum().item()
         self.psnr_8bit += psnr(x_hat.mul(255).round().div(255), x).double().sum().item()
-        self.ssim += ssim(x_hat, x, data_range=1.0, reduction="none").double().sum().item()
+        similarity = ssim(x_hat, x, data_range=1.0, reduction="none")
+        assert isinstance(similarity, Tensor)  # a pair only where asked for
+        self.ssim += similarity.double().sum().item()
         self.squared_error += (x_hat - x).square().flatten(1).mean(1).double().sum().item()
         self.seconds += seconds
         return scores
@@ -69,7 +74,7 @@ class Examples:
 
 @torch.no_grad()
 def evaluate(
-    codes: Mapping[str, Code], batches: Iterable[dict[str, Tensor]], images: int, progress: bool = False
+    codes: Mapping[str, Code], batches: Iterable[Batch], images: int, progress: bool = False
 ) -> tuple[dict[str, Scores], Examples]:
     """Score codes on the same batches, in one pass.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
 
     @torch.no_grad()
     def product() -> Tensor:
-        return line @ weights["right"]
+        return torch.mm(line, weights["right"])
 
     @torch.no_grad()
     def forward() -> Tensor:
@@ -96,7 +96,9 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
 
     products, forwards, steps = [], [], []
     for _ in range(3):
-        product(), forward(), fast()
+        product()
+        forward()
+        fast()
     for _ in range(repeats):
         products.append(seconds(product, device, 20) / 20)
         forwards.append(seconds(forward, device))
@@ -112,10 +114,10 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
     weight_bytes = sum(w.nbytes for w in weights.values())
 
     def peak_maps(peak: int) -> float:
-        return (peak + grad_bytes - weight_bytes) / map_bytes
+        return float((peak + grad_bytes - weight_bytes) / map_bytes)
 
     peak = peak_memory(fast, device)
-    plain_peak = peak_memory(plain, device) if compare else None
+    plain_peak = peak_maps(peak_memory(plain, device)) if compare else None
     literal_time = seconds(literal, device) if compare else None
     return OperatorResult(
         device=device_name(torch.device(device)), dtype=dtype, batch=batch, channels=channels, size=size, macs=macs,
@@ -126,9 +128,9 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
         forward_backward_of_product=ratio(3 * macs, steps),
         peak_bytes=peak + grad_bytes, peak_maps=peak_maps(peak),
         plain_forward_backward=median(seconds(plain, device) for _ in range(3)) if compare else None,
-        plain_peak_maps=peak_maps(plain_peak) if compare else None,
+        plain_peak_maps=plain_peak,
         literal_forward=literal_time,
-        speedup_over_literal=literal_time / median(forwards) if compare else None,
+        speedup_over_literal=None if literal_time is None else literal_time / median(forwards),
     )
 
 
@@ -151,21 +153,23 @@ def peak_memory(function: Callable, device: str) -> int:
         before = torch.cuda.memory_allocated()
         function()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        return int(torch.cuda.max_memory_allocated() - before)
     with _LiveBytes() as live:
         function()
-    return live.peak
+    return int(live.peak)
 
 
 class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of the storages that operations make while it is active, until they are freed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.held = self.peak = 0
-        self.known = set()
+        self.known: set[int] = set()
 
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         result = operation(*args, **(kwargs or {}))
         inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(result):
@@ -193,7 +197,7 @@ T = TypeVar("T")
 
 
 def timed(function: Callable[[Tensor], T], x: Tensor) -> tuple[T, float]:
-    """What a function makes of images, and the seconds it took: from a GPU that is idle until it is again."""
+    """What a function makes of images, and the seconds it took; on a GPU, the seconds until the work is done."""
     start = _now(x.device)
     result = function(x)
     return result, _now(x.device) - start

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.data.images import load_square, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError, WeightsError
+from finola.models.base import ImageModel, require_evaluation
 from finola.models.classifier import Classifier
 
 if TYPE_CHECKING:
-    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import ImageNetInfo
+
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's picture, and of the chart, in pixels
 BAR = "#a9cfe8"
@@ -63,9 +66,7 @@ def predict(model: Classifier, image: Image.Image | str | Path, top: int = 5) ->
 @torch.no_grad()
 def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Prediction]]:
     """`predict` for squares x (B, 3, S, S) in [0, 1], as `load_square` gives them, at once."""
-    if model.training:
-        raise FinolaError("model: is in training mode, where a picture's classes depend on the others of its batch; "
-                          "call model.eval() first")
+    require_evaluation(model, "where a picture's classes depend on the others of its batch")
     if top < 1:
         raise FinolaError(f"top: got {top}, expected at least 1")
     config = model.config
@@ -77,11 +78,12 @@ def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Pre
             for row in zip(values.tolist(), numbers.tolist(), strict=True)]
 
 
-def require_classifier(model: nn.Module, source: str | Path = "model") -> None:
-    """Raise WeightsError unless a model is a classifier; `source` is what the message calls it."""
+def require_classifier(model: ImageModel, source: str | Path = "model") -> Classifier:
+    """The model itself; raises WeightsError unless it is a classifier. `source` is what the message calls it."""
     if not isinstance(model, Classifier):
         raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected a classifier; "
                            "finola probe or finola finetune makes one of its encoder")
+    return model
 
 
 def chart(image: Image.Image | str | Path, predictions: list[Prediction]) -> Image.Image:
@@ -104,7 +106,7 @@ def chart(image: Image.Image | str | Path, predictions: list[Prediction]) -> Ima
     return canvas
 
 
-def _shorten(text: str, font, room: float) -> str:
+def _shorten(text: str, font: Font, room: float) -> str:
     """As much of a text as `room` pixels hold."""
     if font.getlength(text) <= room:
         return text
@@ -136,6 +138,6 @@ def _word(name: str) -> str:
 
 @cache
 def _wordnet() -> ImageNetInfo:
-    from timm.data import ImageNetInfo
+    from timm.data.imagenet_info import ImageNetInfo
 
     return ImageNetInfo()  # one subset of ImageNet like another: all know the words of all 21,844 ids

@@ -26,6 +26,7 @@ from finola.errors import FinolaError
 from finola.evaluation.metrics import picture_psnr
 from finola.inference.tiles import blend, cover, mirrored
 from finola.models.autoencoder import FinolaAutoencoder
+from finola.models.base import require_evaluation
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,7 @@ def reconstruct(
     Raises:
         DataError: a picture that cannot be decoded or has no pixels. FinolaError: a model in training mode.
     """
-    if model.training:
-        raise FinolaError(
-            "model: is in training mode, where a square depends on the others of its batch; "
-            "call model.eval() first"
-        )
+    require_evaluation(model, "where a square depends on the others of its batch")
     if batch_size < 1:
         raise FinolaError(f"batch_size: got {batch_size}, expected at least 1")
     size, original = model.config.image_size, upright_rgb(image)

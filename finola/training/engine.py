@@ -220,7 +220,7 @@ def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head:
             raise RecipeError(f"{option}: is for classifiers and detectors, {recipe.name} trains a model of kind"
                               f" {config.kind!r}; leave it out, or choose a recipe for one of these")
     if recipe.optim.freeze_encoder and not init_from and not going_on:
-        raise RecipeError("--weights (of finola train: --init-from) is missing; name the pre-trained encoder that"
+        raise RecipeError("--weights is missing; name the pre-trained encoder that"
                           f" {recipe.name} keeps as it is (optim.freeze_encoder)")
     if new_head and not init_from:
         raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"

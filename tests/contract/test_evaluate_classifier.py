@@ -1,5 +1,6 @@
 """What `finola eval` says of classifiers, masked models and encoders is what its names say."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 from finola.cli import main as cli
 from finola.data import ImageFolder
 from finola.data.loader import read_squares
-from finola.evaluation.classification import Accuracy, evaluate_classifier
+from finola.evaluation.classification import evaluate_classifier
 from finola.evaluation.masked import MASK_SEED, evaluate_masked
 from finola.factory import create_model
 from finola.registry import DEFAULT_MODEL
@@ -107,10 +108,9 @@ def test_accuracies_by_hand():
         [9, 0, 0, 0, 0, 0, 0], [5, 4, 3, 2, 1, 0, 0], [6, 5, 4, 3, 2, 1, 0], [0, 0, 0, 0, 0, 0, 1],
     ]).float()  # fmt: skip
     labels = torch.tensor([0, 4, 5, 6])
-    accuracy = Accuracy(7)
-    accuracy.add(logits[:3], labels[:3], seconds=0.5)
-    accuracy.add(logits[3:], labels[3:], seconds=1.5)
-    accuracy.add(logits[:1], labels[:1], seconds=0.5)
+    parts = slice(0, 3), slice(3, 4), slice(0, 1)
+    batches = [{"image": logits[part], "label": labels[part]} for part in parts]
+    accuracy = dataclasses.replace(evaluate_classifier(lambda x: x, 7, batches), seconds=2.5)
     means = accuracy.means()
     assert means == {
         "top1": pytest.approx(60), "top5": pytest.approx(80), "mean_per_class": pytest.approx(50),

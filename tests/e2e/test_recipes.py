@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from finola.cli import main as cli
 from finola.training.recipe import RECIPE_FOLDER, list_recipes, load_recipe
 from finola.weights import load_weights
 
@@ -235,3 +236,12 @@ def test_a_panel_shows_its_own_validation_alone(images, recipe_file, tmp_path, m
     fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
     assert [len(row) for rows in shown for row in rows] == [4, 4, 4, 4]  # two rows of the four pictures, twice
     assert not shown[0][1].equal(shown[1][1])
+
+
+def test_dotted_options_are_only_for_commands_that_take_a_recipe(capsys):
+    assert cli.main(["train", "--optim.epochs", "7", "imagenette/default", "--print-recipe"]) == 0
+    assert "epochs: 7" in capsys.readouterr().out
+    for words in (["eval", "weights", "--data", "photos", "--optim.epochs", "7"], ["train", "x", "--epochs", "7"]):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(words)
+        assert stopped.value.code == 2 and "unrecognized arguments: --" in capsys.readouterr().err

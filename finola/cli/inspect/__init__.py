@@ -1,11 +1,13 @@
-"""`finola inspect`: instruments that look inside a model, one for each module of this package."""
+"""`finola inspect`: analyses that look inside a model, one for each module of this package."""
 
 from __future__ import annotations
 
 import argparse
 from importlib import import_module
 
-INSTRUMENTS = ("embedding", "curvature", "growth", "equations")
+from finola.cli.options import Subparsers
+
+ANALYSES = ("embedding", "curvature", "growth", "equations")
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected/embedding
@@ -13,27 +15,27 @@ EXAMPLE = """examples:
   finola inspect growth photo.jpg --out growth.gif
   finola inspect equations --data photos --out inspected/equations
 
-The instruments write pictures (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
-`finola inspect INSTRUMENT --help` lists its options."""
+Each analysis writes pictures (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
+`finola inspect ANALYSIS --help` lists its options."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "inspect",
         help="look inside a model: its embedding space, the maps it grows",
         description="Look inside a model, by pictures and by numbers.",
         epilog=EXAMPLE,
     )
-    instruments = parser.add_subparsers(dest="instrument", metavar="INSTRUMENT", required=True)
-    for name in INSTRUMENTS:
-        instrument = import_module(f"finola.cli.inspect.{name}")
-        sub = instrument.add_parser(instruments)
+    analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)
+    for name in ANALYSES:
+        analysis = import_module(f"finola.cli.inspect.{name}")
+        sub: argparse.ArgumentParser = analysis.add_parser(analyses)
         sub.formatter_class = argparse.RawDescriptionHelpFormatter
-        # SUPPRESS, since a default here would undo a --debug that stands before the instrument's name
+        # SUPPRESS, since a default here would undo a --debug that stands before the analysis's name
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        sub.set_defaults(instrument_run=instrument.run)
+        sub.set_defaults(run_analysis=analysis.run)
     return parser
 
 
-def run(args: argparse.Namespace) -> int | None:
-    return args.instrument_run(args)
+def run(args: argparse.Namespace) -> None:
+    args.run_analysis(args)

@@ -6,10 +6,17 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finola.cli.inspect.results import add_data_options, write_results
-from finola.cli.options import open_device, open_limited, positive
+from finola.cli.inspect.results import write_results
+from finola.cli.options import Subparsers, add_reading, open_device, open_limited, positive, weights_identity
 from finola.files import check_folder
+
+if TYPE_CHECKING:
+    import torch
+
+    from finola.analysis.curvature import Curvatures, GrowingModel
+    from finola.models.base import ModelConfig
 
 EXAMPLE = """examples:
   finola inspect curvature --data imagenette/val --out inspected
@@ -23,7 +30,7 @@ median over the images and its spread, of z as it is and of z divided by the dev
   masked FINOLA    z is the whole map, grown from the visible block in the middle of the image"""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "curvature",
         help="Gaussian curvature of the feature surfaces, models over one another",
@@ -38,7 +45,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results, made if need be")
     parser.add_argument("--top", type=positive, default=128, metavar="K", help="ranks to keep (%(default)s)")
     parser.add_argument("--interior", action="store_true", help="leave the border of the map out")
-    add_data_options(parser)
+    add_reading(parser)
     return parser
 
 
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
     print(json.dumps(result) if args.json else _table(result, out))
 
 
-def _open_models(args: argparse.Namespace, device) -> dict:
+def _open_models(args: argparse.Namespace, device: torch.device) -> dict[str, tuple[Path, GrowingModel]]:
     """What the plot calls each model -> its weights file and the model."""
     from finola.analysis.curvature import require_growing_map
     from finola.factory import create_model
@@ -70,16 +77,16 @@ def _open_models(args: argparse.Namespace, device) -> dict:
     names = args.model or ([] if args.weights else [DEFAULT_MODEL])
     opened = [(pretrained_path(name), create_model(name, pretrained=True)) for name in names]
     opened += [(Path(file), load_weights(file)) for file in args.weights]
-    models = {}
-    for number, (path, model) in enumerate(opened, 1):
-        require_growing_map(model, path)
+    models: dict[str, tuple[Path, GrowingModel]] = {}
+    for number, (path, opened_model) in enumerate(opened, 1):
+        model = require_growing_map(opened_model, path)
         label = _label(model.config, path)
         label = f"{label} ({number})" if label in models else label
         models[label] = (path, model.to(device).eval())
     return models
 
 
-def _try_on_nothing(args: argparse.Namespace, models: dict) -> None:
+def _try_on_nothing(args: argparse.Namespace, models: dict[str, tuple[Path, GrowingModel]]) -> None:
     """Measure a black image, so that what is wrong with the last model shows before the first has seen the data."""
     import torch
 
@@ -87,36 +94,35 @@ def _try_on_nothing(args: argparse.Namespace, models: dict) -> None:
 
     for _, model in models.values():
         size = model.config.image_size
-        black = torch.zeros(1, 3, size, size, device=next(model.parameters()).device)
+        black = torch.zeros(1, 3, size, size, device=model.mean.device)
         measure_curvature(model, [{"image": black}], args.top, args.interior)
 
 
-def _label(config, path: Path) -> str:
+def _label(config: ModelConfig, path: Path) -> str:
+    from finola.models.masked import MaskedConfig
+
     kind = "FINOLA"
-    if config.kind == "masked":
+    if isinstance(config, MaskedConfig):
         kind = "masked FINOLA-B" if config.variant == "block" else "masked FINOLA-E"
     return f"{kind}, {path.stem}"
 
 
-def _result(args: argparse.Namespace, models: dict, measured: dict, images: int, device) -> dict:
-    from datetime import UTC, datetime
+def _result(args: argparse.Namespace, models: dict[str, tuple[Path, GrowingModel]], measured: dict[str, Curvatures],
+            images: int, device: torch.device) -> dict:
+    from finola.provenance import record
 
-    from finola.provenance import environment
-
-    return {
+    return record(device, {
         "data": args.data,
         "images": images,
         "resample": args.resample,
         "positions": "interior" if args.interior else "all",
         "models": [_model_result(label, *models[label], curvatures) for label, curvatures in measured.items()],
-        **environment(device),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    })
 
 
-def _model_result(label: str, path: Path, model, curvatures) -> dict:
+def _model_result(label: str, path: Path, model: GrowingModel, curvatures: Curvatures) -> dict:
     from finola.analysis.curvature import central_corner
-    from finola.weights import weights_hash
+    from finola.models.masked import MaskedFinola
 
     ranks = [1]
     while 2 * ranks[-1] <= curvatures.raw.shape[1]:
@@ -125,13 +131,11 @@ def _model_result(label: str, path: Path, model, curvatures) -> dict:
     leading = counts.argsort(descending=True)[:5]
     return {
         "label": label,
-        "weights": path.name,
-        "sha256": weights_hash(path),
-        "config": model.config.to_dict(),
+        **weights_identity(path, model.config),
         "map": {
             "shape": curvatures.map_shape,
-            "grown_from": "q" if model.config.kind == "autoencoder" else "the visible block in the middle",
-            "block_corner": None if model.config.kind == "autoencoder" else central_corner(model),
+            "grown_from": "the visible block in the middle" if isinstance(model, MaskedFinola) else "q",
+            "block_corner": central_corner(model) if isinstance(model, MaskedFinola) else None,
         },
         "raw": curvatures.distribution("raw", ranks),
         "standardised": curvatures.distribution("standardised", ranks),

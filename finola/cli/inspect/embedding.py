@@ -5,12 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finola.cli.inspect.results import add_data_options, choose_pictures, write_results
-from finola.cli.options import add_model, natural, open_limited, open_model, positive, weights_path
+from finola.cli.inspect.results import choose_pictures, write_results
+from finola.cli.options import (
+    Subparsers,
+    add_model,
+    add_reading,
+    natural,
+    open_limited,
+    open_model,
+    positive,
+    weights_identity,
+    weights_path,
+)
 from finola.errors import DataError
 from finola.files import check_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from finola.analysis.embedding import Study
+    from finola.analysis.statistics import Statistics
+    from finola.models.autoencoder import FinolaAutoencoder
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected
@@ -28,7 +47,7 @@ size; they are kept in OUT/statistics.safetensors, for --statistics. The picture
 A picture that cannot be decoded stops the command with exit code 3."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "embedding",
         help="mean, fade, mirror, samples, mixtures and components of the vectors",
@@ -47,7 +66,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
                         help="numbers of principal components (1/16, 1/8, 1/4, 1/2 and all of q's)")
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the samples (%(default)s)")
     add_model(parser)
-    add_data_options(parser)
+    add_reading(parser)
     return parser
 
 
@@ -84,7 +103,7 @@ def _examples(args: argparse.Namespace, out: Path) -> list[Path]:
     return paths
 
 
-def _load(paths: list[Path], size: int):
+def _load(paths: list[Path], size: int) -> Tensor:
     """The centre squares (E, 3, S, S)."""
     import torch
 
@@ -93,7 +112,8 @@ def _load(paths: list[Path], size: int):
     return torch.stack([load_square(path, size) for path in paths])
 
 
-def _statistics(args: argparse.Namespace, model, weights: Path, counts: list[int], out: Path):
+def _statistics(args: argparse.Namespace, model: FinolaAutoencoder, weights: Path, counts: list[int],
+                out: Path) -> tuple[Statistics, dict[str, str]]:
     """The statistics, read or made and kept, and of which images they are."""
     from finola.analysis.embedding import check_counts
     from finola.analysis.statistics import embedding_statistics, load_statistics, save_statistics
@@ -112,28 +132,24 @@ def _statistics(args: argparse.Namespace, model, weights: Path, counts: list[int
     return statistics, source
 
 
-def _bar(args: argparse.Namespace, studies: dict):
+def _bar(
+    args: argparse.Namespace, studies: dict[str, Callable[[], Study]]
+) -> Iterable[tuple[str, Callable[[], Study]]]:
     from tqdm import tqdm
 
     return tqdm(studies.items(), "studies", disable=args.json or not sys.stderr.isatty())
 
 
-def _result(model, weights: Path, source: dict, names: list[str], numbers: dict) -> dict:
-    from datetime import UTC, datetime
+def _result(model: FinolaAutoencoder, weights: Path, source: dict[str, str], names: list[str],
+            numbers: dict[str, dict]) -> dict:
+    from finola.provenance import record
 
-    from finola.provenance import environment
-    from finola.weights import weights_hash
-
-    return {
-        "weights": weights.name,
-        "sha256": weights_hash(weights),
-        "config": model.config.to_dict(),
+    return record(model.mean.device, {
+        **weights_identity(weights, model.config),
         "statistics": {"data": source.get("data"), "resample": source.get("resample")},
         "examples": names,
         **numbers,
-        **environment(model.mean.device),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    })
 
 
 def _summary(result: dict, out: Path) -> str:

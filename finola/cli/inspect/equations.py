@@ -5,12 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from finola.cli.inspect.results import choose_pictures, write_results
-from finola.cli.options import add_device, add_model, open_model, positive, weights_path
+from finola.cli.options import (
+    Subparsers,
+    add_device,
+    add_limit,
+    add_model,
+    open_model,
+    positive,
+    require_autoencoder,
+    weights_identity,
+    weights_path,
+)
 from finola.errors import RecipeError
 from finola.files import check_folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from finola.analysis.equations import Equations, Renderings
+    from finola.models.autoencoder import FinolaAutoencoder
 
 EXAMPLE = """examples:
   finola inspect equations --data kodak --out inspected/equations
@@ -26,7 +45,7 @@ The largest centre square of each picture is taken; one smaller than F times the
 A picture that cannot be decoded stops the command with exit code 3."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "equations",
         help="residual and commutator of the maps, renderings on finer grids",
@@ -38,7 +57,7 @@ def add_parser(subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results, made if need be")
     parser.add_argument("--factors", nargs="+", type=positive, default=[2, 3, 4], metavar="F",
                         help="draw this many times larger, at least 2 (2 3 4)")
-    parser.add_argument("--limit", type=positive, metavar="N", help="take N images, spread evenly over them")
+    add_limit(parser)
     parser.add_argument("--against", metavar="WEIGHTS",
                         help="another model's weights, to compare commutators (default: this one's untrained start)")
     add_model(parser)
@@ -71,36 +90,30 @@ def _factors(args: argparse.Namespace) -> list[int]:
     return sorted(set(args.factors))
 
 
-def _open_against(args: argparse.Namespace, device):
+def _open_against(args: argparse.Namespace, device: torch.device) -> tuple[str, FinolaAutoencoder] | None:
     """--against: its name and the model."""
     from finola.pde import law_of
     from finola.weights import load_weights
 
     if args.against is None:
         return None
-    model = load_weights(args.against)
+    model = require_autoencoder(load_weights(args.against), args.against)
     law_of(model)
     return Path(args.against).name, model.to(device).eval()
 
 
-def _bar(args: argparse.Namespace, paths: list[Path]):
+def _bar(args: argparse.Namespace, paths: list[Path]) -> Iterable[Path]:
     from tqdm import tqdm
 
     return tqdm(paths, "images", unit="image", disable=args.json or not sys.stderr.isatty())
 
 
-def _result(args: argparse.Namespace, model, measured) -> dict:
-    from datetime import UTC, datetime
+def _result(args: argparse.Namespace, model: FinolaAutoencoder, measured: Equations) -> dict:
+    from finola.provenance import record
 
-    from finola.provenance import environment
-    from finola.weights import weights_hash
-
-    weights = weights_path(args)
     residuals = {"horizontal": measured.horizontal, "vertical": measured.vertical}
-    return {
-        "weights": weights.name,
-        "sha256": weights_hash(weights),
-        "config": model.config.to_dict(),
+    return record(model.mean.device, {
+        **weights_identity(weights_path(args), model.config),
         "data": args.data,
         "images": measured.images,
         "origin": measured.origin,
@@ -109,12 +122,10 @@ def _result(args: argparse.Namespace, model, measured) -> dict:
                        for name, values in measured.commutators.items()},
         "renderings": [_rendering(factor, found, model.config.image_size)
                        for factor, found in measured.renderings.items()],
-        **environment(model.mean.device),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    })
 
 
-def _by_position(values, origin: tuple[int, int], kind: str) -> dict:
+def _by_position(values: Tensor, origin: tuple[int, int], kind: str) -> dict:
     """The mean is taken where it is not zero by construction; None where that is nowhere."""
     from finola.analysis.equations import off_axes
 
@@ -123,10 +134,10 @@ def _by_position(values, origin: tuple[int, int], kind: str) -> dict:
             "by_position": values.tolist()}
 
 
-def _rendering(factor: int, found, size: int) -> dict:
+def _rendering(factor: int, found: Renderings, size: int) -> dict:
     means = found.means()
     return {"factor": factor, "size": factor * size, "images": max(map(len, found.scores.values()), default=0),
-            "psnr": means, "best": max(means, key=means.get, default=None)}
+            "psnr": means, "best": max(means, key=means.__getitem__, default=None)}
 
 
 def _summary(result: dict, out: Path) -> str:

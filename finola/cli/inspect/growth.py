@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from finola.cli.options import add_device, add_model, open_model
+from finola.cli.options import Subparsers, add_device, add_model, open_model
 from finola.errors import RecipeError
 
 EXAMPLE = """example:
@@ -17,7 +17,7 @@ colours; right what the decoder makes of it. The photograph is resized to the mo
 centre square."""
 
 
-def add_parser(subparsers) -> argparse.ArgumentParser:
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "growth",
         help="the map and the picture growing out of one vector, as an animated GIF",

@@ -19,11 +19,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from finola.errors import FinolaError, near
-from finola.models.base import ModelConfig
+from finola.models.base import ModelConfig, resolve
 
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
 DEFAULT_MODEL = "finola_mfw720_c768_r8"
@@ -128,8 +127,8 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
 def config_class(kind: str) -> type[ModelConfig]:
     """The class of a kind's configurations, imported when it is first asked for."""
-    found = KINDS[kind]
-    return resolve_name(found) if isinstance(found, str) else found
+    found: type[ModelConfig] = resolve(KINDS[kind])
+    return found
 
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:

@@ -10,6 +10,7 @@
 """
 
 from importlib import import_module
+from typing import Any
 
 _HOMES = {
     "CocoDetection": "finola.detection.coco",
@@ -20,11 +21,11 @@ _HOMES = {
 __all__ = list(_HOMES)
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'finola.detection' has no attribute {name!r}")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.errors import FinolaError, WeightsError
 from finola.models.base import ImageModel, ModelConfig
@@ -53,7 +53,7 @@ class DetectorConfig(ModelConfig):
     classes: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
         if self.image_size < SIDE_UNIT:
             raise FinolaError(f"image_size: got {self.image_size}, expected at least {SIDE_UNIT}")
@@ -71,6 +71,7 @@ class DetectorConfig(ModelConfig):
 class Detector(ImageModel):
     """Pictures -> boxes. A subclass says how, and which of the encoder's maps it reads: those at `strides`."""
 
+    config: DetectorConfig
     strides: tuple[int, ...]
 
     def __init__(self, config: DetectorConfig):
@@ -113,14 +114,11 @@ class Detector(ImageModel):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
-        names = set()
-        for prefix, module in self.named_children():
-            if hasattr(module, "no_weight_decay"):
-                names |= {f"{prefix}.{name}" for name in module.no_weight_decay()}
+        names = super().no_weight_decay() if hasattr(self.encoder, "no_weight_decay") else set()  # timm's ResNets: none
         return names & dict(self.named_parameters()).keys()
 
 
-def require_detector(model: nn.Module, source: str = "model") -> None:
+def require_detector(model: ImageModel, source: str = "model") -> None:
     """Raise WeightsError unless a model is a detector; `source` is what the message calls it."""
     if not isinstance(model, Detector):
         raise WeightsError(f"{source}: got a model of kind {model.config.kind!r}, expected a detector; "

@@ -81,4 +81,5 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 def _colour(label: int) -> tuple[int, int, int]:
     """One bright colour for each class."""
-    return tuple(round(255 * part) for part in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.75, 1.0))
+    red, green, blue = colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.75, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from finola.data.images import to_uint8
-from finola.data.loader import BatchOrder, WorkerLoader
-from finola.detection.coco import CocoDetection
+from finola.data.loader import Batch, BatchOrder, WorkerLoader
+from finola.detection.coco import CocoDetection, Target
 from finola.detection.detector import SIDE_UNIT
 from finola.detection.transforms import ViewPolicy, random_view, view_image, view_target, whole_view
 from finola.errors import DataError
@@ -81,6 +83,11 @@ def build_detection_loader(
     return DetectionLoader(
         samples, order, collate=_collate, evaluation=not train, num_workers=num_workers, device=torch.device(device)
     )
+
+
+def targets_of(batch: Batch) -> list[Target]:
+    """The targets of a batch of a `DetectionLoader`, its only entry that is no tensor."""
+    return cast("list[Target]", batch["targets"])
 
 
 def pad_batch(pictures: list[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from finola.data.images import to_tensor, upright_rgb
 from finola.detection.detector import Detector, require_detector
 from finola.detection.loader import pad_batch, padding_of
 from finola.detection.transforms import view_image, whole_view
-from finola.errors import FinolaError
+from finola.models.base import require_evaluation
 
 
 @torch.no_grad()
@@ -33,8 +33,7 @@ def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor
         FinolaError: a model in training mode.
     """
     require_detector(model)
-    if model.training:
-        raise FinolaError("model: is in training mode; call model.eval() first")
+    require_evaluation(model)
     picture, config, device = upright_rgb(image), model.config, model.mean.device
     original = (picture.height, picture.width)
     view = whole_view(original, config.image_size, config.max_size)

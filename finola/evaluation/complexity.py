@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from pkgutil import resolve_name
 from typing import NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from finola.errors import FinolaError, near
 from finola.evaluation.flops import Count, count
 from finola.kernels.grid import resolve_origin
 from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
-from finola.models.base import ModelConfig
+from finola.models.base import ModelConfig, resolve
 from finola.models.classifier import ClassifierConfig, is_vit
 from finola.models.decoder import DECODER_WIDTHS, ConvDecoder
 from finola.models.encoders import create_encoder
@@ -151,14 +150,14 @@ def _measurements() -> dict[str, Callable[[], Cost]]:
     for scale in sorted(DECODER_WIDTHS):
         decoders[f"decoder_s{scale}"] = partial(_measure_decoder, scale, None)
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
-    parts = [resolve_name(source)() for source in PARTS]
+    parts = [resolve(source)() for source in PARTS]
     models = {name: partial(_cost_of_model, name) for name in countable_models()}
     return functools.reduce(operator.or_, [encoders, decoders, *parts, models])
 
 
 def _cost_of_model(name: str) -> Cost:
     config = model_config(name)
-    cost: Cost = resolve_name(config.cost)(config)
+    cost: Cost = resolve(type(config).cost)(config)  # not config.cost: a function would be bound to it
     return cost
 
 

@@ -6,10 +6,10 @@ output element of a BatchNorm: the convention under which the encoders meet the 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,7 +26,7 @@ class Count(NamedTuple):
     macs: int
 
 
-def count(module: nn.Module, *inputs: Tensor) -> Count:
+def count(module: nn.Module, *inputs: Any) -> Count:
     """Run `module(*inputs)` once, in eval mode, and count.
 
     The meta device needs neither time nor memory, whatever the size:

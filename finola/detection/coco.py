@@ -106,8 +106,8 @@ class CocoDetection:
         return target
 
     def require_masks(self) -> None:
-        """Raise DataError unless every annotation has a segmentation in one of COCO's forms. They are looked at once:
-        every loader asks, and COCO's take seconds."""
+        """Raise DataError unless every annotation has a segmentation in one of COCO's forms. The check is
+        made once: every loader asks for it, and for COCO it takes seconds."""
         if self._masks_checked:
             return
         if self._without_masks:
@@ -254,7 +254,7 @@ def _section(data: dict, key: str, source: str, required: bool = True) -> list[t
     if not isinstance(entries, list) or (required and not entries):
         got = f"a {type(entries).__name__}" if key in data else "none"
         got = "an empty one" if entries == [] else got
-        raise DataError(f"{source}: section {key!r}: got {got}, expected a list; it is no file of COCO annotations")
+        raise DataError(f"{source}: section {key!r}: got {got}, expected a list; not a file of COCO annotations")
     named = []
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):

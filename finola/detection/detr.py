@@ -91,7 +91,7 @@ class Detr(Detector):
 
     @torch.no_grad()
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """For each picture `boxes` (N, 4), `scores` and `labels` (N,): every query's likeliest class."""
+        """For each picture `boxes` (N, 4), `scores` and `labels` (N,): the class of highest score of every query."""
         logits, boxes = (output[-1] for output in self(images, padding))
         scores, labels = logits.float().softmax(-1)[..., :-1].max(-1)  # (B, N) each
         order = scores.argsort(dim=1, descending=True)

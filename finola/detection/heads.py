@@ -290,7 +290,7 @@ class Blocks(nn.ModuleList):
 def enlarge(x: Tensor, size: tuple[int, int], padding: Tensor | None) -> Tensor:
     """Map (B, D, h, w), zero in the padding -> (B, D, *size), bilinear and zero there too.
 
-    Only the picture is averaged: beside the padding as beside the map's own border."""
+    Only positions inside the picture are averaged, next to the padding as next to the map's own border."""
     y = F.interpolate(x, size, mode="bilinear")
     if padding is None:
         return y

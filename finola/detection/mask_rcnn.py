@@ -66,9 +66,8 @@ class MaskRcnnConfig(DetectorConfig):
         if len(self.anchor_sizes) != len(PYRAMID_STRIDES) or min(self.anchor_sizes) < 1:
             raise FinolaError(f"anchor_sizes: got {self.anchor_sizes}, expected {len(PYRAMID_STRIDES)} positive "
                               f"numbers, one for each of the strides {', '.join(map(str, PYRAMID_STRIDES))}")
-        for key in ("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch", "detections"):
-            if getattr(self, key) < 1:
-                raise FinolaError(f"{key}: got {getattr(self, key)}, expected at least 1")
+        self.check_counts("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch",
+                          "detections")
 
     def build(self) -> MaskRcnn:
         return MaskRcnn(self)
@@ -185,8 +184,8 @@ def _mask_predictor(config: MaskRcnnConfig) -> nn.Module:
 
 
 def _in_float32(module: nn.Module) -> nn.Module:
-    """The module with float32 outputs under autocast too: near 1333, neighbouring numbers of bfloat16 differ by 8,
-    which as a box's corner are pixels."""
+    """The module with float32 outputs under autocast too: bfloat16 would round a box's coordinates near 1333 pixels to
+    multiples of 8."""
     module.register_forward_hook(_cast)
     return module
 

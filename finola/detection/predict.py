@@ -17,12 +17,12 @@ from finola.models.base import require_evaluation
 
 @torch.no_grad()
 def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor]:
-    """What a detector finds on a photograph, the surest first.
+    """What a detector finds on a photograph, the highest score first.
 
     Args:
         model: in evaluation mode, on any device.
         image: a path, or a PIL image of any size and mode; its shorter side is resized to the model's `image_size`,
-            unless the longer one would pass `max_size`.
+            or less if the longer one would exceed `max_size`.
 
     Returns:
         On the CPU: `boxes` (n, 4), left, top, right, bottom in the photograph's pixels (turned upright), `scores` and

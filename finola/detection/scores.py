@@ -33,11 +33,11 @@ class CocoScores(MeanAveragePrecision):
     """COCO's scores of boxes and, if asked, masks, over all images of all processes; a torchmetrics `Metric`.
 
     Agrees with pycocotools: crowds count neither as found nor as missed, the annotations' areas tell small (below
-    32^2 pixels), medium (below 96^2) and large ones, and the 100 surest detections of an image count.
+    32^2 pixels), medium (below 96^2) and large ones, and of an image only the 100 detections of highest score count.
 
     Args:
         masks: score masks as well as boxes.
-        classes: names of the labels; with them, each class is scored by itself too.
+        classes: names of the labels; with them, there is a score for each class too.
     """
 
     def __init__(self, masks: bool = False, classes: tuple[str, ...] = ()):

@@ -91,11 +91,11 @@ class Row(NamedTuple):
 def row(name: str) -> Row:
     """The row of an encoder, an encoder with head, a decoder, a detection head or a model; FinolaError for an unknown
     name."""
-    measure = _measurements().get(name)
-    if measure is None:
-        raise FinolaError(f"model: unknown name {name!r}{near(name, _measurements())} (finola info lists them)")
+    measurements = _measurements()
+    if name not in measurements:
+        raise FinolaError(f"model: unknown name {name!r}{near(name, measurements)} (finola info lists them)")
     paper = PAPER.get(name.partition(" ")[0].removesuffix("_published"), (None, None))
-    return _row(name, measure(), paper)
+    return _row(name, measurements[name](), paper)
 
 
 def countable_models() -> list[str]:
@@ -134,7 +134,6 @@ def _row(name: str, measured: Cost, paper: tuple[int | None, int | None] = (None
     return Row(name, *counted, "x".join(map(str, shape)), *paper)
 
 
-@cache
 def _measurements() -> dict[str, Callable[[], Cost]]:
     """What there is to count: name -> a function that gives the input's shape and the counts."""
     encoders = {}

@@ -100,7 +100,7 @@ class Checkpoints(Checkpoint):
             if trainer.is_global_zero:
                 name = signal.Signals(number).name
                 print(f"finola: {name} at step {self._step}; {self.path} is written,"
-                      " --resume goes on", file=sys.stderr)
+                      " --resume continues", file=sys.stderr)
             raise SystemExit(128 + number)
         if agree(stop, all=False):
             self.out_of_time = trainer.should_stop = True

@@ -63,14 +63,14 @@ def fit(
     resume: bool = False, allow_changes: bool = False, init_from: str | Path | None = None,
     num_classes: int | None = None, new_head: bool = False,
 ) -> dict[str, Any]:
-    """Train, or go on training, and write the run's folder.
+    """Train, or resume training, and write the run's folder.
 
     Args:
         data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
             format and perhaps the folder of its images; without `val` nothing is validated.
         out: the run's folder; must be empty or absent unless `resume`.
-        resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
-        allow_changes: resume although the recipe, the number of processes or the data are others than before.
+        resume: continue from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        allow_changes: resume although the recipe, the number of processes or the data have changed.
         init_from: a weights file to start from (see `finola.training.transfer`).
         num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other
             classes gets a new last layer instead of being refused.
@@ -269,7 +269,7 @@ def _announce_end(result: dict[str, Any], out: Path) -> None:
               if name.startswith("val_") and value is not None]
     missing = ", not yet validated" if result["images"]["val"] else ""
     score = f", validation: {', '.join(scores)}" if scores else missing
-    state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
+    state = "finished" if result["finished"] else "stopped by max_time, --resume continues"
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
@@ -277,7 +277,7 @@ def _announce_end(result: dict[str, Any], out: Path) -> None:
 def _check_folder(out: Path, resume: bool) -> None:
     check_folder(out)
     if out.exists() and any(out.iterdir()) and not resume:
-        raise RecipeError(f"{out}: is not empty; add --resume to go on with it, or choose another --out")
+        raise RecipeError(f"{out}: is not empty; add --resume to continue it, or choose another --out")
 
 
 @rank_zero_only

@@ -76,7 +76,7 @@ def _encoder_state(encoder: nn.Module, donor: nn.Module) -> dict[str, Tensor]:
 
 
 def _take_classes(model: ImageModel, donor: Any, source: str | Path, new_classes: bool) -> None:
-    """Everything of a classifier or detector, the last layer anew where the classes are others."""
+    """Everything of a classifier or detector, with a fresh last layer where the classes differ."""
     theirs: Any = donor.config  # with the fields of a kind that `has_classes`
     ours: Any = model.config
     if getattr(theirs, "head", None) != getattr(ours, "head", None):

@@ -19,7 +19,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from torch import Tensor
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, Metric
 from torchvision.transforms.functional import pil_to_tensor
 
 from finola.data.loader import Batch
@@ -175,8 +175,7 @@ class Task(LightningModule):
     def on_validation_epoch_end(self) -> None:
         scores: dict[str, Tensor] = {}
         if self.val_loss.update_called:
-            scores["val/loss"] = self.val_loss.compute()
-            self.val_loss.reset()
+            scores["val/loss"] = compute_and_reset(self.val_loss)
         scores |= {f"val/{name}": value for name, value in self.validation_scores().items()}
         if self._knn is not None:
             scores["val/knn"] = torch.tensor(self._knn, device=self.device)
@@ -211,6 +210,13 @@ class Task(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = checkpoint["history"]
         self.train_sums = torch.tensor(checkpoint["train_sums"], device=self.device)
+
+
+def compute_and_reset(metric: Metric) -> Tensor:
+    """What a metric has found over all processes; it starts anew."""
+    value: Tensor = metric.compute()
+    metric.reset()
+    return value
 
 
 class PanelImages:

@@ -14,7 +14,7 @@ from finola.data.loader import Batch
 from finola.drawing import confusion
 from finola.models.classifier import Classifier
 from finola.training.recipe import OptimSection
-from finola.training.tasks.base import Task
+from finola.training.tasks.base import Task, compute_and_reset
 
 if TYPE_CHECKING:
     from timm.data.random_erasing import RandomErasing
@@ -87,11 +87,8 @@ class ClassificationTask(Task):
         self.val_confusion.update(logits, labels)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"top1": self.val_top1.compute(), "top5": self.val_top5.compute()}
-        self.confusion = self.val_confusion.compute().cpu()
-        for metric in (self.val_top1, self.val_top5, self.val_confusion):
-            metric.reset()
-        return scores
+        self.confusion = compute_and_reset(self.val_confusion).cpu()
+        return {"top1": compute_and_reset(self.val_top1), "top5": compute_and_reset(self.val_top5)}
 
     def picture(self) -> Image.Image | None:
         if self.confusion is None:

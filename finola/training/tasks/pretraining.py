@@ -15,7 +15,7 @@ from finola.evaluation.masked import fixed_masks, masked_psnr
 from finola.models.masked import MaskedImageModel
 from finola.models.selfsupervised import Moco
 from finola.training.recipe import OptimSection
-from finola.training.tasks.base import PanelImages, Task
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset
 
 
 class MaskedPredictionTask(Task):
@@ -52,10 +52,7 @@ class MaskedPredictionTask(Task):
             self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"psnr": self.val_psnr.compute(), "psnr_whole": self.val_psnr_whole.compute()}
-        self.val_psnr.reset()
-        self.val_psnr_whole.reset()
-        return scores
+        return {"psnr": compute_and_reset(self.val_psnr), "psnr_whole": compute_and_reset(self.val_psnr_whole)}
 
     def picture(self) -> Image.Image:
         return panel(self._examples.take(), labels=["visible", "prediction", "original"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from PIL import Image
@@ -16,7 +16,7 @@ from finola.evaluation.metrics import psnr
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import IMAGENET_STD
 from finola.training.recipe import OptimSection
-from finola.training.tasks.base import PanelImages, Task
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset
 
 
 class ReconstructionTask(Task):
@@ -59,10 +59,7 @@ class ReconstructionTask(Task):
             self._examples.add(self.trainer.num_val_batches[0], batch_idx, x, x_hat)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"psnr": self.val_psnr.compute(), "ssim": cast(Tensor, self.val_ssim.compute())}
-        self.val_psnr.reset()
-        self.val_ssim.reset()
-        return scores
+        return {"psnr": compute_and_reset(self.val_psnr), "ssim": compute_and_reset(self.val_ssim)}
 
     def picture(self) -> Image.Image:
         """Some validation images over their reconstructions."""

@@ -119,9 +119,8 @@ class RunData(LightningDataModule, Generic[D]):
 class Images(RunData[ImageDataset]):
     """Loaders of the training and validation images.
 
-    What a frozen encoder makes of an image that is always seen alike is computed once, as features of `model`: of
-    validation images, and of training images where `data.augment` is false. Random crops demand features anew at each
-    step.
+    With a frozen encoder, the features of images that are not augmented are computed once: of validation images, and of
+    training images where `data.augment` is false. Random crops need new features at each step.
     """
 
     @classmethod

@@ -87,12 +87,14 @@ MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        return getattr(import_module(f"finola.{HOMES[name]}"), name)
-    if name in MODULES:
-        return import_module(f"finola.{MODULES[name]}")
-    raise AttributeError(f"module 'finola' has no attribute {name!r}")
+if not TYPE_CHECKING:  # for a type checker, a name that is not imported above is no name of the package
+
+    def __getattr__(name: str) -> Any:
+        if name in HOMES:
+            return getattr(import_module(f"finola.{HOMES[name]}"), name)
+        if name in MODULES:
+            return import_module(f"finola.{MODULES[name]}")
+        raise AttributeError(f"module 'finola' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -20,11 +20,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from finola.errors import FinolaError, near
-from finola.models.base import ModelConfig
+from finola.models.base import ModelConfig, resolve
 
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
 DEFAULT_MODEL = "finola_mfw720_c768_r8"
@@ -108,15 +107,18 @@ def register_kind(config: type[ModelConfig], models: Mapping[str, Mapping[str, A
     From then on `create_model`, weights files, recipes and `finola.training.engine.fit` know them.
 
     Raises:
-        FinolaError: a kind or a name that is taken.
+        FinolaError: a kind or a name that is taken, or a kind that weights files cannot name.
     """
-    if KINDS.get(config.kind, config) is not config:
-        raise FinolaError(f"kind: {config.kind!r} is {KINDS[config.kind]} already; choose another name")
-    taken = sorted(name for name in models if name in MODELS and MODELS[name].kind != config.kind)
+    if not re.fullmatch(r"\w+", config.kind):
+        raise FinolaError(f"kind: got {config.kind!r}, expected letters, digits and underscores")
+    if config.kind in KINDS and config_class(config.kind) is not config:
+        raise FinolaError(f"kind: {config.kind!r} is {config_class(config.kind)} already; choose another name")
+    entries = {name: Entry(config.kind, fields) for name, fields in models.items()}
+    taken = sorted(name for name, entry in entries.items() if MODELS.get(name, entry) != entry)
     if taken:
         raise FinolaError(f"model: {taken[0]!r} is a {MODELS[taken[0]].kind} already; choose another name")
     KINDS[config.kind] = config
-    MODELS.update({name: Entry(config.kind, fields) for name, fields in models.items()})
+    MODELS.update(entries)
 
 
 def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
@@ -129,8 +131,8 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
 
 def config_class(kind: str) -> type[ModelConfig]:
     """The class of a kind's configurations, imported when it is first asked for."""
-    found = KINDS[kind]
-    return resolve_name(found) if isinstance(found, str) else found
+    found: type[ModelConfig] = resolve(KINDS[kind])
+    return found
 
 
 def model_config(name: str, **overrides: Any) -> ModelConfig:

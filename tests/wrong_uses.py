@@ -14,7 +14,7 @@ finola.load_weights(3)  # E: arg-type
 finola.list_models(pattern=3)  # E: arg-type
 finola.psnr(1.0, 2.0)  # E: arg-type
 finola.AutoencoderConfig("mobileformer_w720", embed_dim="many")  # E: arg-type
-finola.no_such_name  # E: attr-defined
+print(finola.no_such_name)  # E: attr-defined
 
 model = finola.AutoencoderConfig("mobileformer_w720").build()
 finola.reconstruct(model, 5)  # E: arg-type

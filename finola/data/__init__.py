@@ -43,10 +43,12 @@ HOMES = {  # name -> the module that has it, imported on first use: the command 
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name in HOMES:
-        return getattr(import_module(HOMES[name]), name)
-    raise AttributeError(f"module 'finola.data' has no attribute {name!r}")
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in HOMES:
+            return getattr(import_module(HOMES[name]), name)
+        raise AttributeError(f"module 'finola.data' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -14,20 +14,16 @@ from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
 
 
-class ImageDataset(Protocol):
-    """What every data set of this package has, and one of your own needs.
+class Dataset(Protocol):
+    """What every data set has, of images or of images with objects.
 
     Attributes:
         classes: names of the classes, none without labels.
-        labels: (N,) int64, -1 where an image has no label.
         source: the path or paths it was read from, as text.
     """
 
     @property
     def classes(self) -> Sequence[str]: ...
-
-    @property
-    def labels(self) -> np.ndarray: ...
 
     @property
     def source(self) -> str: ...
@@ -36,12 +32,23 @@ class ImageDataset(Protocol):
         """The number of images."""
         ...
 
-    def load(self, index: int, draft: int | None = None) -> Image.Image:
-        """An image, upright RGB; `draft`: see `finola.data.images.decode_image`. DataError if it cannot be decoded."""
-        ...
-
     def name(self, index: int) -> str:
         """What messages call an image."""
+        ...
+
+
+class ImageDataset(Dataset, Protocol):
+    """What a data set of images has: those of this package, and one of your own.
+
+    Attributes:
+        labels: (N,) int64, -1 where an image has no label.
+    """
+
+    @property
+    def labels(self) -> np.ndarray: ...
+
+    def load(self, index: int, draft: int | None = None) -> Image.Image:
+        """An image, upright RGB; `draft`: see `finola.data.images.decode_image`. DataError if it cannot be decoded."""
         ...
 
 
@@ -127,7 +134,7 @@ class Concat:
         return self.datasets[which], index - (int(self._ends[which - 1]) if which else 0)
 
 
-def check_same_classes(a: ImageDataset, b: ImageDataset) -> None:
+def check_same_classes(a: Dataset, b: Dataset) -> None:
     """Raise DataError unless two data sets (say, for training and validation) have the same class names."""
     if a.classes == b.classes:
         return

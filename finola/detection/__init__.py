@@ -9,22 +9,33 @@
     evaluation    of a detector on a data set; predict: on photographs
 """
 
+from __future__ import annotations
+
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-_HOMES = {
-    "CocoDetection": "finola.detection.coco",
-    "create_detection_head": "finola.detection.heads",
-    "detect": "finola.detection.predict",
-    "evaluate": "finola.detection.evaluation",
+if TYPE_CHECKING:
+    from finola.detection.coco import CocoDetection
+    from finola.detection.evaluation import evaluate
+    from finola.detection.heads import create_detection_head
+    from finola.detection.predict import detect
+
+__all__ = ["CocoDetection", "create_detection_head", "detect", "evaluate"]
+
+HOMES = {  # name -> the module that has it, imported on first use
+    "CocoDetection": "coco",
+    "create_detection_head": "heads",
+    "detect": "predict",
+    "evaluate": "evaluation",
 }
-__all__ = list(_HOMES)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in HOMES:
+            return getattr(import_module(f"finola.detection.{HOMES[name]}"), name)
+        raise AttributeError(f"module 'finola.detection' has no attribute {name!r}")
 
 
-def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'finola.detection' has no attribute {name!r}")
-
-
-def __dir__():
+def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

@@ -52,6 +52,9 @@ class CocoDetection:
         DataError: the file cannot be read, an entry is not as COCO's format has it, or pictures are missing.
     """
 
+    _segmentations: list[bytes]
+    _masks_checked: bool
+
     def __init__(self, annotations: str | Path, images: str | Path | None = None, limit: int | None = None):
         self.source = str(annotations)
         data = _read_json(Path(annotations))
@@ -77,7 +80,7 @@ class CocoDetection:
         return os.path.join(self.folder, self.files[index])
 
     def load(self, index: int) -> Image.Image:
-        """The picture in RGB. Raises DataError if it cannot be decoded or has not the size that the JSON says."""
+        """The picture in RGB. Raises DataError if it cannot be decoded or its size is not that in the JSON."""
         image = decode_image(self.name(index))
         height, width = self.sizes[index]
         if image.size != (width, height):
@@ -106,8 +109,8 @@ class CocoDetection:
         return target
 
     def require_masks(self) -> None:
-        """Raise DataError unless every annotation has a segmentation in one of COCO's forms. They are looked at once:
-        every loader asks, and COCO's take seconds."""
+        """Raise DataError unless every annotation has a segmentation in one of COCO's forms. The check is
+        made once: every loader asks for it, and for COCO it takes seconds."""
         if self._masks_checked:
             return
         if self._without_masks:
@@ -124,18 +127,18 @@ class CocoDetection:
     def _read_annotations(self, entries: list, image_of: dict[int, int]) -> None:
         images = [image_of[_known(entry, "image_id", image_of, "images", where)] for where, entry in entries]
         entries = [entry for entry, image in zip(entries, images, strict=True) if image < len(self)]  # of `limit`
-        images = np.array([image for image in images if image < len(self)], dtype=np.int64)
+        places = np.array([image for image in images if image < len(self)], dtype=np.int64)
         label_of = {key: i for i, key in enumerate(self.category_ids)}
         labels = [label_of[_known(entry, "category_id", label_of, "categories", where)] for where, entry in entries]
         crowds = [_crowd(entry, where) for where, entry in entries]
         boxes = np.array([_box(entry, where) for where, entry in entries], dtype=np.float64).reshape(-1, 4)
         areas = np.array([_area(entry, where) for where, entry in entries], dtype=np.float64)
 
-        boxes, areas, kept = _corners(boxes, areas, self.sizes[images])
+        boxes, areas, kept = _corners(boxes, areas, self.sizes[places])
         self._report_dropped(kept)
-        order = np.argsort(images, kind="stable")  # annotations of an image side by side, in the file's order
+        order = np.argsort(places, kind="stable")  # annotations of an image side by side, in the file's order
         order = order[kept[order]]
-        self._first = np.searchsorted(images[order], np.arange(len(self) + 1))
+        self._first = np.searchsorted(places[order], np.arange(len(self) + 1))
         self._boxes, self._areas = boxes[order], areas[order]
         self._labels = np.array(labels, dtype=np.int64)[order]
         self._crowds = np.array(crowds, dtype=bool)[order]
@@ -182,10 +185,11 @@ def _corners(boxes: np.ndarray, areas: np.ndarray, sizes: np.ndarray) -> tuple:
 
 def open_coco(words: Sequence[str | Path], option: str = "--data", limit: int | None = None) -> CocoDetection:
     """The data set that the words of an option name: an annotation file, and perhaps the folder of its images."""
-    if len(words) > 2:
+    if not 1 <= len(words) <= 2:
         raise RecipeError(f"{option}: got {len(words)} words, expected an annotation file and perhaps the folder of its"
                           " images")
-    return CocoDetection(*words, limit=limit)
+    annotations, *folder = words
+    return CocoDetection(annotations, folder[0] if folder else None, limit)
 
 
 def decode_mask(segmentation: list | dict, height: int, width: int, name: str) -> np.ndarray:
@@ -198,7 +202,8 @@ def decode_mask(segmentation: list | dict, height: int, width: int, name: str) -
 
     check_segmentation(segmentation, height, width, name)
     try:
-        return mask.decode(mask.segmToRle(segmentation, width, height))
+        decoded: np.ndarray = mask.decode(mask.segmToRle(segmentation, width, height))
+        return decoded
     except (RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())[:100]
         raise _bad_segmentation(height, width, name, f"what cannot be decoded ({what})") from error
@@ -218,7 +223,7 @@ def _bad_segmentation(height: int, width: int, name: str, got: str) -> DataError
                      f" got {got}; correct the annotation")
 
 
-def _are_polygons(segmentation) -> bool:
+def _are_polygons(segmentation: object) -> bool:
     return (
         isinstance(segmentation, list)
         and len(segmentation) > 0
@@ -252,7 +257,7 @@ def _section(data: dict, key: str, source: str, required: bool = True) -> list[t
     if not isinstance(entries, list) or (required and not entries):
         got = f"a {type(entries).__name__}" if key in data else "none"
         got = "an empty one" if entries == [] else got
-        raise DataError(f"{source}: section {key!r}: got {got}, expected a list; it is no file of COCO annotations")
+        raise DataError(f"{source}: section {key!r}: got {got}, expected a list; not a file of COCO annotations")
     named = []
     for i, entry in enumerate(entries):
         if not isinstance(entry, dict):
@@ -260,10 +265,10 @@ def _section(data: dict, key: str, source: str, required: bool = True) -> list[t
         named.append((f"{source}: {key}[{i}] (id {entry.get('id')})", entry))
     ids = set()
     for where, entry in named:
-        key = _integer(entry, "id", where)
-        if key in ids:
+        number = _integer(entry, "id", where)
+        if number in ids:
             raise DataError(f"{where}: another one before it has the same id; give each its own")
-        ids.add(key)
+        ids.add(number)
     return named
 
 
@@ -324,7 +329,7 @@ def _area(entry: dict, where: str) -> float:
     return value
 
 
-def _is_number(value) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from finola.detection.detector import Detector
 from finola.detection.detr import Detr, DetrConfig
 from finola.detection.heads import BLOCKS, DIM
 from finola.detection.mask_rcnn import BOX_CELLS, MASK_CELLS, MaskRcnnConfig
@@ -43,7 +44,8 @@ def cost_of_mask_rcnn(config: MaskRcnnConfig) -> Cost:
     """With as many proposals and objects as a picture can have."""
     encoder, width = cost_of_encoder(config.encoder, DETECTION_SIZE), config.pyramid_channels
     with torch.device("meta"):
-        model = config.build().eval()  # in training there are more proposals
+        model = config.build()
+        model.eval()  # in training there are more proposals
         maps, rpn, heads = _maps(model), model.rpn, model.roi_heads
         levels = list(model.pyramid(maps).values())
         boxes = torch.empty(rpn.post_nms_top_n(), width, BOX_CELLS, BOX_CELLS)
@@ -54,7 +56,7 @@ def cost_of_mask_rcnn(config: MaskRcnnConfig) -> Cost:
             count(nn.Sequential(heads.mask_head, heads.mask_predictor), masks)))
 
 
-def _maps(model: nn.Module) -> dict[int, Tensor]:
+def _maps(model: Detector) -> dict[int, Tensor]:
     """The maps a detector reads, for a picture of DETECTION_SIZE."""
     return {stride: torch.empty(1, model.channels[stride], *(math.ceil(side / stride) for side in DETECTION_SIZE))
             for stride in model.strides}

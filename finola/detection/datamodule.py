@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from finola.data import check_same_classes
-from finola.detection.coco import open_coco
+from finola.detection.coco import CocoDetection, open_coco
+from finola.detection.detector import Detector, DetectorConfig
 from finola.detection.loader import DetectionLoader, build_detection_loader
 from finola.detection.transforms import ViewPolicy
 from finola.errors import DataError
@@ -15,15 +16,17 @@ from finola.training.datamodule import RunData
 from finola.training.recipe import Recipe
 
 
-class DetectionImages(RunData):
+class DetectionImages(RunData[CocoDetection]):
     """Loaders of two `CocoDetection`s: shuffled and augmented for training, in order and whole for validation.
 
     Raises, before anything is written, RecipeError for scales that do not fit and DataError where there is no object to
     train on or masks are missing."""
 
-    def __init__(self, recipe, train, val, folder):
+    model: Detector
+
+    def __init__(self, recipe: Recipe, train: CocoDetection, val: CocoDetection | None, folder: Path):
         super().__init__(recipe, train, val, folder)
-        config = recipe.model_config()
+        config = cast(DetectorConfig, recipe.model_config())
         ViewPolicy(self._scales, config.max_size)  # for its checks
         if not train.objects:
             raise DataError(f"{train.source}: no object on any image; a detector needs some to train on")
@@ -53,9 +56,10 @@ class DetectionImages(RunData):
         return loader
 
     def val_dataloader(self) -> DetectionLoader:
+        assert self.val is not None  # without validation data, Lightning does not ask
         return self._loader(self.val, train=False)
 
-    def _loader(self, dataset, *, train: bool, **options) -> DetectionLoader:
+    def _loader(self, dataset: CocoDetection, *, train: bool, **options: Any) -> DetectionLoader:
         config = self.model.config
         return build_detection_loader(
             dataset, self._batches(train=train), image_size=config.image_size, max_size=config.max_size,

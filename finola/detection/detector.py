@@ -34,7 +34,8 @@ class DetectorConfig(ModelConfig):
 
     Attributes:
         encoder: a timm model with maps at the strides the head reads, by name.
-        image_size, max_size: pictures are resized to this shorter side, unless the longer one would pass `max_size`.
+        image_size, max_size: pictures are resized to this shorter side, or less if the longer one would exceed
+            `max_size`.
         num_classes: of the objects, without "none"; 91 are the numbers COCO gives its 80 classes.
         classes, category_ids: their names and their numbers in COCO-format files, in the order of the labels; or none.
     """
@@ -53,24 +54,30 @@ class DetectorConfig(ModelConfig):
     classes: tuple[str, ...] = ()
     category_ids: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
         if self.image_size < SIDE_UNIT:
             raise FinolaError(f"image_size: got {self.image_size}, expected at least {SIDE_UNIT}")
         if self.max_size < self.image_size:
             raise FinolaError(f"max_size: got {self.max_size}, expected at least image_size, {self.image_size}")
-        if self.num_classes < 1:
-            raise FinolaError(f"num_classes: got {self.num_classes}, expected at least 1")
+        self.check_counts("num_classes")
         for key in ("classes", "category_ids"):
             object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON and YAML give lists
             if len(getattr(self, key)) not in (0, self.num_classes):
                 raise FinolaError(f"{key}: got {len(getattr(self, key))} for num_classes={self.num_classes}; give one "
                                   "for each class, or none")
 
+    def check_counts(self, *names: str) -> None:
+        """Raises FinolaError for a field below 1."""
+        for name in names:
+            if getattr(self, name) < 1:
+                raise FinolaError(f"{name}: got {getattr(self, name)}, expected at least 1")
+
 
 class Detector(ImageModel):
     """Pictures -> boxes. A subclass says how, and which of the encoder's maps it reads: those at `strides`."""
 
+    config: DetectorConfig
     strides: tuple[int, ...]
 
     def __init__(self, config: DetectorConfig):
@@ -88,7 +95,7 @@ class Detector(ImageModel):
 
     @abstractmethod
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """The objects of each picture, in pixels of the original, the likeliest first."""
+        """The objects of each picture, in pixels of the original, the highest score first."""
 
     @abstractmethod
     def reset_outputs(self) -> None:
@@ -113,10 +120,7 @@ class Detector(ImageModel):
 
     def no_weight_decay(self) -> set[str]:
         """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
-        names = set()
-        for prefix, module in self.named_children():
-            if hasattr(module, "no_weight_decay"):
-                names |= {f"{prefix}.{name}" for name in module.no_weight_decay()}
+        names = super().no_weight_decay() if hasattr(self.encoder, "no_weight_decay") else set()  # timm's ResNets: none
         return names & dict(self.named_parameters()).keys()
 
 

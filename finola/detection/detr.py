@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchvision.ops import box_convert
 
 from finola.detection.detector import Detector, DetectorConfig
-from finola.detection.heads import DIM, check_head, create_detection_head
+from finola.detection.heads import DIM, DetrTransformer, MFDec, check_head, create_detection_head
 from finola.detection.matcher import set_losses
 
 
@@ -39,7 +39,7 @@ class DetrConfig(DetectorConfig):
     dropout: float = 0.1
     aux_loss: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_head(self.head, self.num_queries, self.dropout)
 
@@ -63,6 +63,9 @@ class Outputs(nn.Module):
 class Detr(Detector):
     """Pictures -> at most N objects each, without anchors and without suppression."""
 
+    config: DetrConfig
+    head: MFDec | DetrTransformer
+
     def __init__(self, config: DetrConfig):
         super().__init__(config)
         self.head = create_detection_head(config.head, self.channels, config.num_queries, config.dropout)
@@ -75,24 +78,30 @@ class Detr(Detector):
         queries = self.head(self.maps(images, padding), padding)
         if not (self.training and self.config.aux_loss):
             queries = queries[-1:]
-        return self.outputs(torch.stack(queries))
+        outputs: tuple[Tensor, Tensor] = self.outputs(torch.stack(queries))
+        return outputs
 
     def losses(self, images: Tensor, padding: Tensor | None, sizes: Tensor, targets: list[dict]) -> dict[str, Tensor]:
         """Parts "class", "l1" and "giou" (see `finola.detection.matcher.set_losses`)."""
         relative = [{"labels": target["labels"],
                      "boxes": box_convert(target["boxes"] / _scale(size), "xyxy", "cxcywh")}
                     for target, size in zip(targets, sizes, strict=True)]
-        return set_losses(*self(images, padding), relative)
+        logits, boxes = self(images, padding)
+        return set_losses(logits, boxes, relative)
 
     @torch.no_grad()
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """For each picture `boxes` (N, 4), `scores` and `labels` (N,): every query's likeliest class."""
+        """For each picture `boxes` (N, 4), `scores` and `labels` (N,): the class of highest score of every query."""
         logits, boxes = (output[-1] for output in self(images, padding))
         scores, labels = logits.float().softmax(-1)[..., :-1].max(-1)  # (B, N) each
         order = scores.argsort(dim=1, descending=True)
         boxes = box_convert(boxes, "cxcywh", "xyxy").clamp(0, 1) * torch.stack([_scale(s) for s in originals])[:, None]
         return [{"boxes": b[o], "scores": s[o], "labels": k[o]}
                 for b, s, k, o in zip(boxes, scores, labels, order, strict=True)]
+
+    def no_weight_decay(self) -> set[str]:
+        """Names of the embeddings of encoder and head, which are not decayed."""
+        return super().no_weight_decay() | {f"head.{name}" for name in self.head.no_weight_decay()}
 
     def reset_outputs(self) -> None:
         fresh = nn.Linear(DIM, self.config.num_classes + 1)

@@ -39,7 +39,7 @@ def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
     picture = picture.copy()
     pen, unit = ImageDraw.Draw(picture), math.sqrt(picture.width * picture.height) / 550  # 1 for 640x480
     font = _font(max(10, round(13 * unit)))
-    for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the surest last, on top
+    for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the highest score last, on top
         left, top, right, bottom = found["boxes"][i].tolist()
         pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=max(1, round(2.5 * unit)))
         label = int(found["labels"][i])
@@ -73,7 +73,7 @@ def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:
 
 
 def _font(size: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans of matplotlib: Pillow's own font knows no letters but the English."""
+    """DejaVu Sans of matplotlib: Pillow's built-in font has only the letters of English."""
     import matplotlib
 
     return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"), size)
@@ -81,4 +81,5 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 def _colour(label: int) -> tuple[int, int, int]:
     """One bright colour for each class."""
-    return tuple(round(255 * part) for part in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.75, 1.0))
+    red, green, blue = colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.75, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from finola.data import Batches
+from finola.detection.coco import CocoDetection
 from finola.detection.detector import Detector
-from finola.detection.loader import build_detection_loader
-from finola.detection.scores import CocoScores, coco_results
+from finola.detection.loader import build_detection_loader, targets_of
+from finola.detection.scores import CocoScores, Scores, coco_results
 from finola.errors import WeightsError
 from finola.evaluation.speed import timed
 from finola.training.transfer import first_names
@@ -29,7 +31,7 @@ class Evaluation:
         peak_memory: on a GPU, in bytes; None elsewhere.
     """
 
-    scores: dict[str, float | None | dict[str, float | None]]
+    scores: Scores
     results: list[dict]
     images_per_second: float
     latency_ms: float
@@ -37,9 +39,9 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int = 0,
+def evaluate(model: Detector, dataset: CocoDetection, *, batch_size: int = 1, num_workers: int = 0,
              progress: bool = False) -> Evaluation:
-    """Show a `CocoDetection` to a model in evaluation mode, on the device it is on.
+    """Show a data set to a model in evaluation mode, on the device it is on.
 
     Raises:
         DataError: a picture that cannot be decoded, or masks asked of annotations without.
@@ -55,10 +57,11 @@ def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int 
         torch.cuda.reset_peak_memory_stats(device)
     with tqdm(total=len(dataset), desc="evaluating", unit="image", disable=not progress) as bar:
         for batch in loader:
-            geometry = (batch["padding"], batch["size"], batch["original"])
-            found, seconds = timed(lambda images, geometry=geometry: model.detect(images, *geometry), batch["image"])
+            detect = partial(
+                model.detect, padding=batch["padding"], sizes=batch["size"], originals=batch["original"])
+            found, seconds = timed(detect, batch["image"])
             times.append((seconds, len(found)))
-            scores.update(found, batch["targets"])
+            scores.update(found, targets_of(batch))
             for index, of in zip(batch["index"].tolist(), found, strict=True):
                 results += coco_results(of, dataset.image_ids[index], dataset.category_ids)
             bar.update(len(found))
@@ -70,7 +73,7 @@ def evaluate(model: Detector, dataset, *, batch_size: int = 1, num_workers: int 
         peak_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None)
 
 
-def check_categories(model: Detector, dataset) -> None:
+def check_categories(model: Detector, dataset: CocoDetection) -> None:
     """Raise WeightsError unless a model is for a data set's classes: as many and, where it names them, the same."""
     config = model.config
     if config.classes and config.classes != tuple(dataset.classes):

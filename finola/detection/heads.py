@@ -99,9 +99,15 @@ def padding_of_map(padding: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(padding[:, None].float(), size, mode="nearest")[:, 0].bool()
 
 
+def size_of(x: Tensor) -> tuple[int, int]:
+    """Height and width of a map (B, D, h, w)."""
+    height, width = x.shape[-2:]
+    return height, width
+
+
 def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
     """Map (B, D, h, w), padding (B, H, W) of the pictures or None -> its positions."""
-    height, width = size = x.shape[-2:]
+    height, width = size = size_of(x)
     if padding is None:
         visible = None
         rows, columns = (torch.full((1,), length, device=x.device) for length in size)
@@ -113,13 +119,14 @@ def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
         _waves(height, rows)[:, :, None].expand(-1, -1, width, -1),
         _waves(width, columns)[:, None].expand(-1, height, -1, -1),
     ], dim=3)  # (B or 1, h, w, D)
-    return Tokens(x.flatten(2).mT, position.flatten(1, 2).to(x.dtype), visible, tuple(size))
+    return Tokens(x.flatten(2).mT, position.flatten(1, 2).to(x.dtype), visible, size)
 
 
 def tokens_map(x: Tokens) -> Tensor:
     """The positions of a map -> the map (B, D, h, w), channels-last, zero in the padding."""
     values = x.values if x.visible is None else x.values * x.visible[:, 0].mT.to(x.values.dtype)
-    return values.mT.unflatten(2, x.size)
+    grid: Tensor = values.mT.unflatten(2, x.size)
+    return grid
 
 
 def _waves(length: int, extent: Tensor) -> Tensor:
@@ -164,7 +171,8 @@ class Attention(nn.Module):
         read = read.transpose(1, 2).flatten(2)
         if self.gate is not None:
             read = read * (2 * F.hardsigmoid(self.gate(x.values)))
-        return self.dropout(self.out(read))
+        out: Tensor = self.dropout(self.out(read))
+        return out
 
 
 class AttentionLayer(nn.Module):
@@ -203,7 +211,8 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(hidden, dropout)
 
     def forward(self, x: Tokens) -> Tokens:
-        return self.feed_forward(self.self_attention(x, x))
+        out: Tokens = self.feed_forward(self.self_attention(x, x))
+        return out
 
 
 class DecoderLayer(nn.Module):
@@ -217,7 +226,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, queries: Tokens, pixels: Tokens) -> Tokens:
         queries = self.self_attention(queries, queries)
-        return self.feed_forward(self.cross_attention(queries, pixels))
+        out: Tokens = self.feed_forward(self.cross_attention(queries, pixels))
+        return out
 
 
 class LiteBottleneck(nn.Module):
@@ -280,11 +290,11 @@ class Blocks(nn.ModuleList):
 def enlarge(x: Tensor, size: tuple[int, int], padding: Tensor | None) -> Tensor:
     """Map (B, D, h, w), zero in the padding -> (B, D, *size), bilinear and zero there too.
 
-    Only the picture is averaged: beside the padding as beside the map's own border."""
+    Only positions inside the picture are averaged, next to the padding as next to the map's own border."""
     y = F.interpolate(x, size, mode="bilinear")
     if padding is None:
         return y
-    inside = ~padding_of_map(padding, x.shape[-2:])
+    inside = ~padding_of_map(padding, size_of(x))
     share = F.interpolate(inside[:, None].to(x.dtype), size, mode="bilinear")  # of what was averaged: 9/16 or more
     return zero_padding(y / share.clamp_min(0.5), padding_of_map(padding, size))
 
@@ -299,7 +309,8 @@ class UpMap(nn.Module):
 
     def forward(self, x: Tensor, fine: Tensor, padding: Tensor | None = None) -> Tensor:
         """x (B, D, h, w), fine (B, channels, h', w'), padding (B, H, W) of the pictures -> (B, D, h', w')."""
-        return self.conv(enlarge(x, fine.shape[-2:], padding)) + self.lateral(fine)
+        out: Tensor = self.conv(enlarge(x, size_of(fine), padding)) + self.lateral(fine)
+        return out
 
 
 class MFDec(nn.Module):

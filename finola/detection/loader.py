@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from finola.data.images import to_uint8
-from finola.data.loader import Batches, BatchOrder, WorkerLoader
-from finola.detection.coco import CocoDetection
+from finola.data.loader import Batch, Batches, BatchOrder, WorkerLoader
+from finola.detection.coco import CocoDetection, Target
 from finola.detection.detector import SIDE_UNIT
 from finola.detection.transforms import ViewPolicy, random_view, view_image, view_target, whole_view
 from finola.errors import DataError
@@ -77,6 +77,11 @@ def build_detection_loader(
     policy = ViewPolicy(tuple(scales), max_size, hflip, crop) if batches.train else None
     samples = _Samples(dataset, policy, image_size, max_size, masks, batches.seed)
     return DetectionLoader(samples, order, collate=_collate, num_workers=num_workers, device=device)
+
+
+def targets_of(batch: Batch) -> list[Target]:
+    """The targets of a batch of a `DetectionLoader`, its only entry that is no tensor."""
+    return cast("list[Target]", batch["targets"])
 
 
 def pad_batch(pictures: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ Pyramid, RPN and heads are torchvision's and have no norms. Inside them class 0 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -60,15 +60,14 @@ class MaskRcnnConfig(DetectorConfig):
     roi_batch: int = 512
     detections: int = 100
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "anchor_sizes", tuple(self.anchor_sizes))
         if len(self.anchor_sizes) != len(PYRAMID_STRIDES) or min(self.anchor_sizes) < 1:
             raise FinolaError(f"anchor_sizes: got {self.anchor_sizes}, expected {len(PYRAMID_STRIDES)} positive "
                               f"numbers, one for each of the strides {', '.join(map(str, PYRAMID_STRIDES))}")
-        for key in ("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch", "detections"):
-            if getattr(self, key) < 1:
-                raise FinolaError(f"{key}: got {getattr(self, key)}, expected at least 1")
+        self.check_counts("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch",
+                          "detections")
 
     def build(self) -> MaskRcnn:
         return MaskRcnn(self)
@@ -119,6 +118,7 @@ class MaskRcnn(Detector):
 
     The convolutions after the encoder see the padding, as in torchvision, a few positions deep."""
 
+    config: MaskRcnnConfig
     strides = (4, 8, 16)
 
     def __init__(self, config: MaskRcnnConfig):
@@ -184,12 +184,13 @@ def _mask_predictor(config: MaskRcnnConfig) -> nn.Module:
 
 
 def _in_float32(module: nn.Module) -> nn.Module:
-    """The module with float32 outputs under autocast too: in bfloat16 a box at 1333 pixels has a grain of 8."""
+    """The module with float32 outputs under autocast too: bfloat16 would round a box's coordinates near 1333 pixels to
+    multiples of 8."""
     module.register_forward_hook(_cast)
     return module
 
 
-def _cast(module: nn.Module, inputs: tuple, outputs):
+def _cast(module: nn.Module, inputs: tuple, outputs: Any) -> Any:
     return tree_map(Tensor.float, outputs)
 
 

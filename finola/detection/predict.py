@@ -12,17 +12,17 @@ from finola.data.images import to_tensor, upright_rgb
 from finola.detection.detector import Detector, require_detector
 from finola.detection.loader import pad_batch, padding_of
 from finola.detection.transforms import view_image, whole_view
-from finola.errors import FinolaError
+from finola.models.base import require_evaluation
 
 
 @torch.no_grad()
 def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor]:
-    """What a detector finds on a photograph, the surest first.
+    """What a detector finds on a photograph, the highest score first.
 
     Args:
         model: in evaluation mode, on any device.
         image: a path, or a PIL image of any size and mode; its shorter side is resized to the model's `image_size`,
-            unless the longer one would pass `max_size`.
+            or less if the longer one would exceed `max_size`.
 
     Returns:
         On the CPU: `boxes` (n, 4), left, top, right, bottom in the photograph's pixels (turned upright), `scores` and
@@ -33,8 +33,7 @@ def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor
         FinolaError: a model in training mode.
     """
     require_detector(model)
-    if model.training:
-        raise FinolaError("model: is in training mode; call model.eval() first")
+    require_evaluation(model)
     picture, config, device = upright_rgb(image), model.config, model.mean.device
     original = (picture.height, picture.width)
     view = whole_view(original, config.image_size, config.max_size)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch.distributed as dist
 from torch import Tensor
@@ -23,15 +26,18 @@ DETECTION_KEYS = ("boxes", "scores", "labels", "masks")
 TARGET_KEYS = ("boxes", "labels", "area", "iscrowd", "masks")
 
 
+Scores = dict[str, float | None | dict[str, float | None]]  # by name, and for each class
+
+
 class CocoScores(MeanAveragePrecision):
     """COCO's scores of boxes and, if asked, masks, over all images of all processes; a torchmetrics `Metric`.
 
     Agrees with pycocotools: crowds count neither as found nor as missed, the annotations' areas tell small (below
-    32^2 pixels), medium (below 96^2) and large ones, and the 100 surest detections of an image count.
+    32^2 pixels), medium (below 96^2) and large ones, and of an image only the 100 detections of highest score count.
 
     Args:
         masks: score masks as well as boxes.
-        classes: names of the labels; with them, each class is scored by itself too.
+        classes: names of the labels; with them, there is a score for each class too.
     """
 
     def __init__(self, masks: bool = False, classes: tuple[str, ...] = ()):
@@ -61,11 +67,11 @@ class CocoScores(MeanAveragePrecision):
             of_image["iscrowd"] = of_image["iscrowd"].long()
         super().update(found, there)
 
-    def compute(self) -> dict[str, float | None | dict[str, float | None]]:
+    def compute(self) -> Scores:
         """box_ap, box_ap50, ... (see NAMES) and with `masks` mask_ap, ...: 0 to 1, or None without any object (no
         crowd) of the kind. With `classes` also box_ap_per_class, mask_ap_per_class: the AP of each name."""
         found = super().compute()
-        scores = {
+        scores: Scores = {
             f"{kind}_{name}": _or_none(found[prefix + key])
             for kind, prefix in self.prefixes.items()
             for name, key in NAMES.items()
@@ -77,12 +83,12 @@ class CocoScores(MeanAveragePrecision):
                 scores[f"{kind}_ap_per_class"] = {name: of_label.get(i) for i, name in enumerate(self.classes)}
         return scores
 
-    def _sync_dist(self, dist_sync_fn=None, process_group=None) -> None:
+    def _sync_dist(self, dist_sync_fn: Callable | None = None, process_group: Any | None = None) -> None:
         # torchmetrics gathers one image's tensors after the other, which never ends where processes have seen
         # different numbers of images, as in the last batch; here each process sends all it has at once
         own = {name: getattr(self, name) for name in self._defaults}
         group = process_group or self.process_group
-        everyone = [None] * dist.get_world_size(group)
+        everyone: list[dict[str, list]] = [{}] * dist.get_world_size(group)
         dist.all_gather_object(everyone, own, group=group)
         for name in own:
             setattr(self, name, [of_image for states in everyone for of_image in states[name]])

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from functools import reduce
+from typing import Any
+
 import torch
 from PIL import Image
 from torch import Tensor
 
+from finola.data.loader import Batch
+from finola.detection.detector import Detector
 from finola.detection.drawing import draw_small, grid
+from finola.detection.loader import targets_of
 from finola.detection.scores import CocoScores
 from finola.drawing import PANEL_IMAGES, to_image
+from finola.training.recipe import OptimSection
 from finola.training.tasks.base import Task
 
 
@@ -18,42 +26,43 @@ class DetectionTask(Task):
     Scores: COCO's average precision of boxes, and for Mask R-CNN of masks, in percent.
     """
 
+    model: Detector
     follows_score = False
     unit = "%"
 
-    def __init__(self, model, optim, total_steps, **options):
+    def __init__(self, model: Detector, optim: OptimSection, total_steps: int, **options: Any):
         super().__init__(model, optim, total_steps, **options)
         masks = model.config.masks
         self.scores = ("box_ap", "box_ap50", *(("mask_ap",) if masks else ()))
         self.val_scores = CocoScores(masks=masks)
         self.drawn: list[Image.Image] = []
 
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
-        parts = self.model.losses(self._images(batch), batch["padding"], batch["size"], batch["targets"])
+    def training_loss(self, batch: Batch) -> tuple[Tensor, None]:
+        parts = self.model.losses(self._images(batch), batch["padding"], batch["size"], targets_of(batch))
         self.log_dict({f"train/{name}": value.detach() for name, value in parts.items()},
                       batch_size=len(batch["index"]))
-        return sum(parts.values()), None
+        return reduce(torch.add, parts.values()), None
 
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         found = self.model.detect(self._images(batch), batch["padding"], batch["size"], batch["original"])
-        self.val_scores.update(found, batch["targets"])
+        self.val_scores.update(found, targets_of(batch))
         if self.panel_due:
             self._draw(batch, found)
 
     def validation_scores(self) -> dict[str, Tensor]:
         scores = self.val_scores.compute()
         self.val_scores.reset()
-        shares = {name: float("nan") if scores[name] is None else scores[name] for name in self.scores}
+        shares = {name: share if isinstance(share := scores[name], float) else math.nan for name in self.scores}
         return {name: torch.tensor(100 * share, device=self.device) for name, share in shares.items()}
 
     def picture(self) -> Image.Image | None:
         drawn, self.drawn = self.drawn, []
         return grid(drawn) if drawn else None
 
-    def _images(self, batch: dict[str, Tensor]) -> Tensor:
+    def _images(self, batch: Batch) -> Tensor:
         return batch["image"].contiguous(memory_format=self.memory_format)
 
-    def _draw(self, batch: dict[str, Tensor], found: list[dict]) -> None:
+    def _draw(self, batch: Batch, found: list[dict]) -> None:
         """Keep the first pictures with what was found on them."""
         for i in range(min(len(found), PANEL_IMAGES - len(self.drawn))):
             height, width = batch["size"][i].tolist()

@@ -43,7 +43,7 @@ class ViewPolicy:
     hflip: bool = True
     crop: bool = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.scales or min(self.scales) < 1 or max(self.scales) > self.max_size:
             raise RecipeError(
                 f"scales: got {tuple(self.scales)}, expected one or more shorter sides from 1 to max_size "

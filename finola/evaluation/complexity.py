@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.util import find_spec
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ from finola.autoregression import Finola, normalise, step
 from finola.errors import FinolaError, near
 from finola.evaluation.flops import Count, count
 from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
-from finola.models.base import ModelConfig
+from finola.models.base import ModelConfig, resolve
 from finola.models.classifier import ClassifierConfig, is_vit
 from finola.models.decoder import DECODER_WIDTHS, ConvDecoder
 from finola.models.encoders import create_encoder
@@ -90,11 +89,11 @@ class Row(NamedTuple):
 def row(name: str) -> Row:
     """The row of an encoder, an encoder with head, a decoder, a detection head or a model; FinolaError for an unknown
     name."""
-    measure = _measurements().get(name)
-    if measure is None:
-        raise FinolaError(f"model: unknown name {name!r}{near(name, _measurements())} (finola info lists them)")
+    measurements = _measurements()
+    if name not in measurements:
+        raise FinolaError(f"model: unknown name {name!r}{near(name, measurements)} (finola info lists them)")
     paper = PAPER.get(name.partition(" ")[0].removesuffix("_published"), (None, None))
-    return _row(name, measure(), paper)
+    return _row(name, measurements[name](), paper)
 
 
 def countable_models() -> list[str]:
@@ -136,7 +135,6 @@ def _row(name: str, measured: Cost, paper: tuple[int | None, int | None] = (None
     return Row(name, *counted, "x".join(map(str, shape)), *paper)
 
 
-@cache
 def _measurements() -> dict[str, Callable[[], Cost]]:
     """What there is to count: name -> a function that gives the input's shape and the counts."""
     encoders: dict[str, Callable[[], Cost]] = {}
@@ -154,14 +152,14 @@ def _measurements() -> dict[str, Callable[[], Cost]]:
         decoders[f"decoder_s{scale}_published"] = partial(_measure_decoder, scale, "published")
     parts: dict[str, Callable[[], Cost]] = {}
     for source in PARTS:
-        parts |= resolve_name(source)()
+        parts |= resolve(source)()
     models = {name: partial(_cost_of_model, name) for name in countable_models()}
     return encoders | decoders | parts | models
 
 
 def _cost_of_model(name: str) -> Cost:
     config = model_config(name)
-    cost: Cost = resolve_name(config.cost)(config)
+    cost: Cost = resolve(type(config).cost)(config)  # not config.cost: a function would be bound to it
     return cost
 
 

@@ -30,7 +30,7 @@ class Count(NamedTuple):
     macs: int
 
 
-def count(module: nn.Module, *inputs: Tensor) -> Count:
+def count(module: nn.Module, *inputs: Any) -> Count:
     """Run `module(*inputs)` once, in eval mode, and count.
 
     The meta device needs neither time nor memory, whatever the size:

@@ -17,7 +17,7 @@ from finola.errors import FinolaError, check_choice
 from finola.models.base import ImageModel, ModelConfig
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
-from finola.models.linear_start import start_as_shifts
+from finola.models.linear_start import start_as_shifts, start_from_images
 from finola.models.mobileformer import ENCODER_STRIDE
 from finola.models.pooling import AttentionPool, resample_positions
 
@@ -124,6 +124,9 @@ class FinolaAutoencoder(ImageModel):
 
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {"pool.position", "pool.query", "autoregression.position"}
+
+    def start_from_images(self, x: Tensor) -> None:
+        start_from_images(self, x)
 
     @torch.no_grad()
     def take_over(self, donor: ImageModel) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Self
 
 import torch
@@ -21,7 +22,8 @@ IMAGE_KEYS = frozenset({"data.policy", "data.resident"})  # of a recipe: crops a
 class ModelConfig:
     """What all configurations share. A subclass is a kind of model: its fields are the `model:` section of a recipe and
     stand in weights files, and its class attributes tell the rest of the package all it needs to know about it
-    (`finola.registry.register_kind` makes one known). Names of the form "module:name" are imported on first use.
+    (`finola.registry.register_kind` makes one known). `task`, `data` and `cost` are classes and functions, or their
+    names in the form "module:name", imported on first use.
 
     Attributes:
         kind: the name of the kind, which stands in weights files.
@@ -38,9 +40,9 @@ class ModelConfig:
     """
 
     kind: ClassVar[str]
-    task: ClassVar[str]
-    data: ClassVar[str] = "finola.training.datamodule:Images"
-    cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_forward"
+    task: ClassVar[str | type]
+    data: ClassVar[str | type] = "finola.training.datamodule:Images"
+    cost: ClassVar[str | Callable] = "finola.evaluation.complexity:cost_of_forward"
     score: ClassVar[str | None] = None
     has_classes: ClassVar[bool] = False
     keeps_features: ClassVar[bool] = False
@@ -117,8 +119,21 @@ class ImageModel(nn.Module):
         """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
         return {f"encoder.{name}" for name in self.encoder.no_weight_decay()}
 
+    def start_from_images(self, x: Tensor) -> None:
+        """Fit an untrained model to images x (B, 3, S, S), where its kind can (recipe key optim.start_images).
+
+        Raises:
+            FinolaError: a kind, or a configuration, that cannot.
+        """
+        raise FinolaError(f"start_images: needs a model with start 'shifts', got one of kind {self.config.kind!r}")
+
     def take_over(self, donor: ImageModel) -> None:
         """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
+
+
+def resolve(value: Any) -> Any:
+    """What a name "module:name" stands for, imported; anything but a string is itself."""
+    return resolve_name(value) if isinstance(value, str) else value
 
 
 def require_evaluation(model: nn.Module, why: str = "") -> None:

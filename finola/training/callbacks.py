@@ -9,15 +9,19 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
+from finola.data.loader import Batch
 from finola.files import atomic_write
 from finola.training.recipe import Recipe
+from finola.training.tasks.base import Task
 
 
 class WholeFileCheckpoints(TorchCheckpointIO):
@@ -27,7 +31,7 @@ class WholeFileCheckpoints(TorchCheckpointIO):
     system, the move is a copy, which can be cut short.
     """
 
-    def save_checkpoint(self, checkpoint, path, storage_options=None):
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         with atomic_write(path) as temporary:
             torch.save(checkpoint, temporary)
 
@@ -47,34 +51,35 @@ class Checkpoints(Checkpoint):
         self.out_of_time = False
         self._step = self._saved_step = 0
         self._saved_time = time.monotonic()
-        self._handlers = {}
+        self._handlers: dict[int, Any] = {}
 
-    def identity(self, trainer: Trainer) -> dict:
+    def identity(self, trainer: Trainer) -> dict[str, Any]:
         """What a resumed run must have in common with this one."""
         return {**self.recipe.as_dict(), "processes": trainer.world_size, **self.data}
 
-    def on_save_checkpoint(self, trainer, task, checkpoint):
+    def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity(trainer)
 
-    def on_train_start(self, trainer, task):
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._step = self._saved_step = trainer.global_step
         self._saved_time = time.monotonic()
         if threading.current_thread() is threading.main_thread():  # after Lightning has set its own
             self._handlers = {number: signal.signal(number, self._on_signal)
                               for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def teardown(self, trainer, task, stage):
+    def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
 
-    def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Batch,
+                           batch_idx: int) -> None:
         if trainer.global_step == self._step or trainer.is_last_batch:
             return
         self._step = trainer.global_step
         self._save_and_stop_if_due(trainer)
 
-    def on_train_epoch_end(self, trainer, task):
+    def on_train_epoch_end(self, trainer: Trainer, task: LightningModule) -> None:
         if self.out_of_time:  # the checkpoint was written in mid-epoch
             return
         self._step = trainer.global_step
@@ -95,7 +100,7 @@ class Checkpoints(Checkpoint):
             if trainer.is_global_zero:
                 name = signal.Signals(number).name
                 print(f"finola: {name} at step {self._step}; {self.path} is written,"
-                      " --resume goes on", file=sys.stderr)
+                      " --resume continues", file=sys.stderr)
             raise SystemExit(128 + number)
         if agree(stop, all=False):
             self.out_of_time = trainer.should_stop = True
@@ -109,7 +114,7 @@ class Checkpoints(Checkpoint):
         trainer.save_checkpoint(self.path, weights_only=False)
         self._saved_step, self._saved_time = self._step, time.monotonic()
 
-    def _on_signal(self, number, frame):
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
             raise SystemExit(128 + number)
         self.signal = number
@@ -125,7 +130,8 @@ class Ema:
         self.decay = decay
 
     @torch.no_grad()
-    def __call__(self, averaged: list[torch.Tensor], current: list[torch.Tensor], num_averaged) -> None:
+    def __call__(self, averaged: list[torch.Tensor], current: list[torch.Tensor],
+                 num_averaged: torch.Tensor | int) -> None:
         n = float(num_averaged)
         weight = 1 - min(self.decay, (1 + n) / (10 + n))
         if averaged[0].is_floating_point():
@@ -141,10 +147,11 @@ class Speed(Callback):
     first batch of each epoch.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._before = self._busy = 0.0
         self._images = 0
-        self._began = self._last = None
+        self._began: float | None = None
+        self._last: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -154,19 +161,20 @@ class Speed(Callback):
     def images_per_second(self) -> float | None:
         return self._images / self._busy if self._busy else None
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return {"seconds": self.seconds}
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = state_dict["seconds"]
 
-    def on_train_start(self, trainer, task):
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._began = time.monotonic()
 
-    def on_train_epoch_start(self, trainer, task):
+    def on_train_epoch_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._last = None
 
-    def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Batch,
+                           batch_idx: int) -> None:
         now = time.monotonic()
         if self._last is not None:
             self._busy += now - self._last
@@ -178,12 +186,12 @@ class EpochLines(Callback):
     """One line an epoch, where no progress bar can be drawn."""
 
     @rank_zero_only
-    def on_train_epoch_end(self, trainer, task):
-        metrics = trainer.callback_metrics
-        validated = bool(task.history) and task.history[-1]["epoch"] == trainer.current_epoch
+    def on_train_epoch_end(self, trainer: Trainer, task: LightningModule) -> None:
+        metrics, history, names = trainer.callback_metrics, cast(Task, task).history, cast(Task, task).scores
+        validated = bool(history) and history[-1]["epoch"] == trainer.current_epoch
         splits = ("train", "val") if validated else ("train",)
-        wanted = ["train/loss", *(f"{split}/{score}" for score in task.scores for split in splits)]
-        wanted += ["val/knn"] if validated and "val_knn" in task.history[-1] else []
+        wanted = ["train/loss", *(f"{split}/{score}" for score in names for split in splits)]
+        wanted += ["val/knn"] if validated and "val_knn" in history[-1] else []
         scores = [f"{name} {metrics[name]:.4g}" for name in wanted if name in metrics]
         print(f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}  step {trainer.global_step}  "
               f"{'  '.join(scores)}", flush=True)

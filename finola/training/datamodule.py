@@ -6,13 +6,13 @@ import math
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import torch
-from lightning.pytorch import LightningDataModule
-from torch import Tensor, nn
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import Tensor
 
 from finola.data import (
     Augment,
@@ -23,32 +23,37 @@ from finola.data import (
     check_same_classes,
     open_data,
 )
-from finola.data.datasets import Subset, require_labels
+from finola.data.datasets import Dataset, ImageDataset, Subset, require_labels
 from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.data.loader import Batch, Loader, WorkerLoader
 from finola.data.workers import usable_cores
-from finola.errors import DataError
+from finola.errors import DataError, RecipeError
 from finola.evaluation.neighbours import NEIGHBOURS, neighbours_accuracy
+from finola.models.base import ImageModel
+from finola.models.classifier import Classifier
 from finola.training.features import FeatureLoader, FrozenFeatures
 from finola.training.recipe import Recipe
 
 BANK = 50_000  # training images that k-NN votes with, at most
 
 
-class RunData(LightningDataModule):
+D = TypeVar("D", bound=Dataset)
+
+
+class RunData(LightningDataModule, Generic[D]):
     """The training and validation sets of a run, and this process's share of them.
 
     Attributes:
-        model: the model that is trained.
+        model: the model that is trained, set before a loader is asked for.
         first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
-        has_neighbours: whether k-NN can be measured.
     """
 
-    has_neighbours = False
+    trainer: Trainer  # Lightning sets it before a loader is asked for
+    model: ImageModel
 
-    def __init__(self, recipe: Recipe, train, val, folder: Path):
+    def __init__(self, recipe: Recipe, train: D, val: D | None, folder: Path):
         super().__init__()
         self.recipe, self.train, self.val, self.folder = recipe, train, val, folder
-        self.model: nn.Module | None = None
         self.first_epoch = 0
         if self.total_steps == 0:
             raise DataError(f"{train.source}: {len(train)} images do not fill one batch of"
@@ -56,13 +61,24 @@ class RunData(LightningDataModule):
 
     @classmethod
     @abstractmethod
-    def open(cls, recipe: Recipe, data: Sequence[str], val: Sequence[str] | None, folder: Path) -> RunData:
+    def open(cls, recipe: Recipe, data: Sequence[str], val: Sequence[str] | None, folder: Path) -> RunData[D]:
         """The data that --data and --val name, for a run in `folder`. Raises DataError, RecipeError."""
 
     @abstractmethod
     def classes(self) -> dict[str, Any]:
         """What the data say of a model's configuration: num_classes, classes. Raises DataError where the training and
         the validation set differ, or hold no labels."""
+
+    def some(self, count: int) -> Tensor:
+        """(count, 3, S, S): training images that a model's start is fitted to. RecipeError where they have no one
+        size."""
+        raise RecipeError(f"optim.start_images: {self.recipe.model.name} trains on images of different sizes; leave it"
+                          " out")
+
+    def neighbours_accuracy(self, model: ImageModel) -> float | None:
+        """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images; None where it
+        cannot be measured."""
+        return None
 
     @property
     def total_steps(self) -> int:
@@ -91,12 +107,11 @@ class RunData(LightningDataModule):
         return min(self.recipe.data.num_workers, usable_cores())
 
 
-class Images(RunData):
+class Images(RunData[ImageDataset]):
     """Loaders of the training and validation images.
 
-    What a frozen encoder makes of an image that is always seen alike is computed once, as features of `model`: of
-    validation images, and of training images where `data.augment` is false. Random crops demand features anew at each
-    step.
+    With a frozen encoder, the features of images that are not augmented are computed once: of validation images, and of
+    training images where `data.augment` is false. Random crops need new features at each step.
     """
 
     @classmethod
@@ -114,13 +129,6 @@ class Images(RunData):
             check_same_classes(self.train, self.val)
         return {"num_classes": len(self.train.classes), "classes": tuple(self.train.classes)}
 
-    @property
-    def has_neighbours(self) -> bool:
-        """Whether k-NN can be measured: all images labelled, the same classes on both sides, enough images to vote."""
-        if self.val is None or len(self.train) < NEIGHBOURS or len(self.train.classes) < 2:
-            return False
-        labelled = all((dataset.labels >= 0).all() for dataset in (self.train, self.val))
-        return labelled and self.train.classes == self.val.classes
 
     @property
     def probing(self) -> bool:
@@ -132,8 +140,9 @@ class Images(RunData):
         pictures = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
         return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
 
-    def train_dataloader(self):
+    def train_dataloader(self) -> Loader:
         section, batches = self.recipe.data, self._batches(train=True)
+        loader: Loader
         if section.augment:
             augment = Augment(section.crop_scale, section.hflip, section.policy, self.model.config.views)
             loader = self._loader(self.train, batches, augment=augment)
@@ -143,7 +152,8 @@ class Images(RunData):
         loader.set_epoch(self.first_epoch)
         return loader
 
-    def val_dataloader(self):
+    def val_dataloader(self) -> Loader:
+        assert self.val is not None  # without validation data, Lightning does not ask
         loader = self._loader(self.val, self._batches(train=False))
         if not self.probing:
             return loader
@@ -151,29 +161,39 @@ class Images(RunData):
         return FeatureLoader(features, Batches(self._batch_size, train=False), device=self._device)
 
     def teardown(self, stage: str) -> None:
-        """The run is over: its features, gigabytes perhaps, are of no further use."""
+        """At the end of the run its features, which may take gigabytes, are deleted."""
         shutil.rmtree(self._feature_folder, ignore_errors=True)
 
-    def squares(self, dataset):
+    def squares(self, dataset: ImageDataset) -> WorkerLoader:
         """Every image's centre square, in order, in each process alike."""
         return build_loader(dataset, Batches(self._batch_size, train=False), image_size=self.recipe.data.image_size,
                             num_workers=self._workers, device=self._device)
 
-    def neighbours_accuracy(self, model: nn.Module) -> float:
-        """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images."""
+    def neighbours_accuracy(self, model: ImageModel) -> float | None:
+        """See `RunData`; measured where all images have labels, of the same classes in training and validation, and
+        there are enough to vote."""
+        if self.val is None or not self._can_vote(self.val):
+            return None
         bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
         with self.trainer.precision_plugin.forward_context():
             return neighbours_accuracy(model, self.squares(bank), self.squares(self.val), len(self.train.classes))
 
-    def _features(self, batches, count: int, name: str) -> FrozenFeatures:
+    def _can_vote(self, val: ImageDataset) -> bool:
+        if len(self.train) < NEIGHBOURS or len(self.train.classes) < 2:
+            return False
+        labelled = all(bool((dataset.labels >= 0).all()) for dataset in (self.train, val))
+        return labelled and self.train.classes == val.classes
+
+    def _features(self, batches: Iterable[Batch], count: int, name: str) -> FrozenFeatures:
+        model = cast(Classifier, self.model)  # or of another kind that `keeps_features`
         with self.trainer.precision_plugin.forward_context():
-            return FrozenFeatures.collect(self.model, batches, count, self._feature_folder / name)
+            return FrozenFeatures.collect(model, batches, count, self._feature_folder / name)
 
     @property
     def _feature_folder(self) -> Path:
         return self.folder / f"features_{self.trainer.global_rank}"
 
-    def _loader(self, dataset, batches: Batches, **options):
+    def _loader(self, dataset: ImageDataset, batches: Batches, **options: Any) -> Loader:
         section, train = self.recipe.data, batches.train
         options["image_size"] = section.image_size
         if not section.resident:

@@ -24,22 +24,22 @@ import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from pkgutil import resolve_name
+from typing import Any, cast
 
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.plugins.environments import SLURMEnvironment
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only
 
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write, check_folder
-from finola.models.linear_start import start_from_images
+from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
 from finola.training.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
 from finola.training.datamodule import RunData
-from finola.training.recipe import Recipe, differences
+from finola.training.recipe import Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
 from finola.training.tasks.base import NonFiniteLoss, Task
 from finola.training.transfer import transfer
@@ -62,18 +62,18 @@ def fit(
     recipe: Recipe, data: list[str], val: list[str] | None, out: str | Path, *,
     resume: bool = False, allow_changes: bool = False, init_from: str | Path | None = None,
     num_classes: int | None = None, new_head: bool = False,
-) -> dict:
-    """Train, or go on training, and write the run's folder.
+) -> dict[str, Any]:
+    """Train, or resume training, and write the run's folder.
 
     Args:
         data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
             format and perhaps the folder of its images; without `val` nothing is validated.
         out: the run's folder; must be empty or absent unless `resume`.
-        resume: go on from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
-        allow_changes: resume although the recipe, the number of processes or the data are others than before.
+        resume: continue from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        allow_changes: resume although the recipe, the number of processes or the data have changed.
         init_from: a weights file to start from (see `finola.training.transfer`).
-        num_classes: the classes of `data`, said in full knowledge: a classifier or detector for others gets a new last
-            layer.
+        num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other
+            classes gets a new last layer instead of being refused.
         new_head: take the encoder alone of a classifier or a detector in `init_from`.
 
     Returns:
@@ -89,7 +89,7 @@ def fit(
     _check_options(recipe, init_from, num_classes, new_head, going_on)
     torch.set_flush_denormal(True)  # a CPU takes many times longer over numbers below 1e-38
     _check_folder(out, resume)
-    images: RunData = resolve_name(recipe.model_config().data).open(recipe, data, val, out)
+    images: RunData = resolve(recipe.model_config().data).open(recipe, data, val, out)
     config = _model_config(recipe, images, num_classes)
     task = _task(recipe, config, images, out)
     if init_from and not going_on:
@@ -105,15 +105,15 @@ def fit(
         _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     elif recipe.optim.start_images and not init_from:
-        start_from_images(task.model, images.some(recipe.optim.start_images))
+        task.model.start_from_images(images.some(recipe.optim.start_images))
     if trainer.world_size > 1:
-        task.model = synchronise_batch_norm(task.model, trainer.strategy.root_device)
+        task.model = cast(ImageModel, synchronise_batch_norm(task.model, trainer.strategy.root_device))
     _open_folder(out, recipe)
     _announce(recipe, images, task, trainer, out, checkpoint)
     for harmless in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", harmless)
 
-    outcome = {"finished": True, "converged": True}
+    outcome: dict[str, Any] = {"finished": True, "converged": True}
     try:
         if checkpoint and checkpoint["global_step"] >= images.total_steps:
             _restore_finished(task, speed, checkpoint)
@@ -131,7 +131,7 @@ def fit(
     return result
 
 
-def _model_config(recipe: Recipe, images: RunData, num_classes: int | None):
+def _model_config(recipe: Recipe, images: RunData, num_classes: int | None) -> ModelConfig:
     """The recipe's, with the classes of the data for a model that has classes."""
     config = recipe.model_config()
     if not config.has_classes:
@@ -144,22 +144,22 @@ def _model_config(recipe: Recipe, images: RunData, num_classes: int | None):
     return replace(config, **fields)
 
 
-def _task(recipe: Recipe, config, images: RunData, out: Path) -> Task:
+def _task(recipe: Recipe, config: ModelConfig, images: RunData, out: Path) -> Task:
     torch.manual_seed(recipe.seed)
     images.model = config.build()
     if recipe.trainer.compile:
         images.model.compile()  # in place: the names of the weights stay
-    task: Task = resolve_name(config.task)(
+    task: Task = resolve(config.task)(
         images.model, recipe.optim, images.total_steps, seed=recipe.seed, panel_folder=out / "panels",
         panel_every=recipe.trainer.panel_every, channels_last=recipe.trainer.channels_last,
     )
     every = recipe.trainer.knn_every
 
     def neighbours() -> float | None:
-        return images.neighbours_accuracy(task.model) if (len(task.history) + 1) % every == 0 else None
+        due = every is not None and (len(task.history) + 1) % every == 0
+        return images.neighbours_accuracy(task.model) if due else None
 
-    if every is not None and images.has_neighbours:
-        task.neighbours = neighbours
+    task.neighbours = neighbours
     return task
 
 
@@ -169,14 +169,14 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
         callbacks.append(WeightAveraging(multi_avg_fn=Ema(section.ema_decay)))
     bar = sys.stdout.isatty()
     callbacks.append(RichProgressBar() if bar else EpochLines())
-    plugins = [WholeFileCheckpoints()]
-    if SLURMEnvironment.detect():  # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
-        plugins.append(SLURMEnvironment(auto_requeue=False))
+    # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
     if section.accelerator != "cpu" and torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     return Trainer(
         accelerator=section.accelerator, devices=section.devices, num_nodes=section.num_nodes,
-        strategy=section.strategy, precision=section.precision, plugins=plugins, callbacks=callbacks,
+        strategy=section.strategy, precision=cast(Precision, section.precision),
+        plugins=[WholeFileCheckpoints(), *slurm], callbacks=callbacks,
         logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
         max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
         gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=_val_every(recipe),
@@ -201,7 +201,7 @@ def _run(trainer: Trainer, task: Task, images: RunData, checkpoint_path: Path | 
         raise
 
 
-def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
+def _restore_finished(task: Task, speed: Speed, checkpoint: dict[str, Any]) -> None:
     """For a run that was killed between its last step and its results."""
     task.load_state_dict(checkpoint["state_dict"])  # the averaged weights, where weights are averaged
     task.on_load_checkpoint(checkpoint)
@@ -211,7 +211,8 @@ def _restore_finished(task: Task, speed: Speed, checkpoint: dict) -> None:
 # checks -------------------------------------------------------------------------------------------
 
 
-def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head: bool, going_on: bool) -> None:
+def _check_options(recipe: Recipe, init_from: str | Path | None, num_classes: int | None, new_head: bool,
+                   going_on: bool) -> None:
     """`num_classes` and `new_head` say what becomes of a head for classes: there must be one. A frozen encoder must
     come from somewhere."""
     config = recipe.model_config()
@@ -227,15 +228,16 @@ def _check_options(recipe: Recipe, init_from, num_classes: int | None, new_head:
                           " out")
 
 
-def _read_checkpoint(path: Path) -> dict:
+def _read_checkpoint(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return checkpoint
     except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise WeightsError(f"{path}: not a whole checkpoint ({reason}); remove it to start again") from None
 
 
-def _check_same_run(checkpoint: dict, identity: dict, path: Path, allow_changes: bool) -> None:
+def _check_same_run(checkpoint: dict[str, Any], identity: dict[str, Any], path: Path, allow_changes: bool) -> None:
     pairs = differences(checkpoint["identity"], identity)
     changed = {key: pair for key, pair in pairs.items() if key not in FREE_KEYS}
     if changed and not allow_changes:
@@ -245,13 +247,14 @@ def _check_same_run(checkpoint: dict, identity: dict, path: Path, allow_changes:
                           " or add --allow-changes")
 
 
-def _short(value) -> str:
+def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 @rank_zero_only
-def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
+def _announce(recipe: Recipe, images: RunData, task: Task, trainer: Trainer, out: Path,
+              checkpoint: dict[str, Any] | None) -> None:
     parameters = sum(p.numel() for p in task.model.parameters()) / 1e6
     begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
     print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
@@ -261,12 +264,12 @@ def _announce(recipe, images, task, trainer, out, checkpoint) -> None:
 
 
 @rank_zero_only
-def _announce_end(result: dict, out: Path) -> None:
+def _announce_end(result: dict[str, Any], out: Path) -> None:
     scores = [f"{name.removeprefix('val_')} {value:.2f}" for name, value in result.items()
               if name.startswith("val_") and value is not None]
     missing = ", not yet validated" if result["images"]["val"] else ""
     score = f", validation: {', '.join(scores)}" if scores else missing
-    state = "finished" if result["finished"] else "stopped by max_time, --resume goes on"
+    state = "finished" if result["finished"] else "stopped by max_time, --resume continues"
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
@@ -274,7 +277,7 @@ def _announce_end(result: dict, out: Path) -> None:
 def _check_folder(out: Path, resume: bool) -> None:
     check_folder(out)
     if out.exists() and any(out.iterdir()) and not resume:
-        raise RecipeError(f"{out}: is not empty; add --resume to go on with it, or choose another --out")
+        raise RecipeError(f"{out}: is not empty; add --resume to continue it, or choose another --out")
 
 
 @rank_zero_only
@@ -295,7 +298,8 @@ def _check_division(recipe: Recipe, processes: int) -> None:
 # results ------------------------------------------------------------------------------------------
 
 
-def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
+def _write_results(recipe: Recipe, task: Task, images: RunData, trainer: Trainer, speed: Speed, out: Path,
+                   outcome: dict[str, Any]) -> dict[str, Any]:
     surroundings = environment(trainer.strategy.root_device)
     result = {
         "recipe": recipe.name, **outcome,
@@ -307,7 +311,7 @@ def _write_results(recipe, task, images, trainer, speed, out, outcome) -> dict:
         "settings": recipe.as_dict(), "history": task.history,
     }
     if trainer.is_global_zero:
-        _write_files(recipe, task, out, result)
+        _write_files(task, out, result)
     return result
 
 
@@ -318,7 +322,7 @@ def _last_scores(task: Task) -> dict[str, float | None]:
     return {name: last.get(name) for name in [*names, *(["val_knn"] if "val_knn" in last else [])]}
 
 
-def _write_files(recipe: Recipe, task: Task, out: Path, result: dict) -> None:
+def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
     if result["converged"]:
         model = task.model.config.build()  # with plain batch norm
         model.load_state_dict(task.model.state_dict())
@@ -349,7 +353,7 @@ def _draw_curve(task: Task, path: Path) -> None:
         right.set(ylabel="loss", yscale="log")
         shown = [(axes, f"val_{name}", name) for name in task.scores[:2]] + [(right, "train_loss", "training loss")]
     for i, (of, key, label) in enumerate(shown):
-        of.plot(steps, [point.get(key) for point in task.history], marker=".", label=label, color=f"C{i}")
+        of.plot(steps, [point.get(key, math.nan) for point in task.history], marker=".", label=label, color=f"C{i}")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=3)
     with atomic_write(path) as temporary:

@@ -1,5 +1,4 @@
-"""What an encoder gives for an image, as its final map and one token; what a frozen one gives for a data set,
-computed once; and the k-NN accuracy of it."""
+"""What a frozen encoder gives for the images of a data set, computed once."""
 
 from __future__ import annotations
 
@@ -9,11 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from finola.data.loader import Batch, Batches, BatchOrder, Loader
 from finola.errors import DataError, FinolaError
 from finola.models.base import evaluating
+from finola.models.classifier import Classifier
 
 
 class FrozenFeatures:
@@ -34,7 +34,7 @@ class FrozenFeatures:
 
     @classmethod
     def collect(
-        cls, classifier: nn.Module, batches: Iterable[Batch], count: int, folder: str | Path
+        cls, classifier: Classifier, batches: Iterable[Batch], count: int, folder: str | Path
     ) -> FrozenFeatures:
         """Run `classifier.features` over all batches, in eval mode, without gradients, in the caller's autocast.
 

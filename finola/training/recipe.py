@@ -19,13 +19,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
 from finola.errors import FinolaError, RecipeError, near
+
+if TYPE_CHECKING:
+    from finola.models.base import ModelConfig
 
 RECIPE_FOLDER = Path(__file__).parents[1] / "recipes"
 # keys that only some kinds of models have (`ModelConfig.recipe_keys`) -> what is wrong with others
@@ -37,7 +42,11 @@ SPECIAL_KEYS = {
 }
 
 
-def _option(default, *, low=None, above=None, high=None, choices=None):
+Precision = Literal["bf16-mixed", "32-true", "64-true"]
+
+
+def _option(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None,
+            choices: tuple[str, ...] | None = None) -> Any:
     """A field with its range: `low` <= value <= `high`, value > `above`, value in `choices`."""
     limits = {"low": low, "above": above, "high": high, "choices": choices}
     return field(default=default, metadata={k: v for k, v in limits.items() if v is not None})
@@ -170,19 +179,20 @@ class Recipe:
     seed: int = _option(0, low=0)
     name: str = ""
 
-    def model_config(self):
+    def model_config(self) -> ModelConfig:
         """The model's configuration in this run: the named one, overridden, at the data's image size."""
         from finola.registry import model_config
 
         return model_config(self.model.name, image_size=self.data.image_size, **self.model.overrides)
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Plain types alone, in the shape of the YAML file."""
         sections = dataclasses.asdict(self)
         del sections["name"]
         model = sections["model"]
         sections["model"] = {"name": model["name"], **model["overrides"]}
-        return _plain(sections)
+        plain: dict[str, Any] = _plain(sections)
+        return plain
 
     def as_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False)
@@ -220,7 +230,7 @@ def find_recipe(name_or_path: str | Path) -> Path:
 
 def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple]:
     """Dotted key -> (old value, new value), for every key of two recipes' `as_dict` that differs."""
-    changed = {}
+    changed: dict[str, tuple] = {}
     for key in {**old, **new}:
         before, after = old.get(key), new.get(key)
         if isinstance(before, dict) and isinstance(after, dict):
@@ -235,7 +245,7 @@ def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple]:
 class _Loader(yaml.SafeLoader):
     """The safe loader (no Python tags), which also refuses a key written twice."""
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
@@ -310,7 +320,7 @@ def parse_overrides(words: list[str]) -> dict:
     return values
 
 
-def _parse_value(option: str, text: str):
+def _parse_value(option: str, text: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, TypeError):
@@ -320,7 +330,7 @@ def _parse_value(option: str, text: str):
 # checking -----------------------------------------------------------------------------------------
 
 def _build(content: dict, overrides: list[str], where: str) -> Recipe:
-    name = _section(Recipe, content, where, "").model.name
+    name: str = _section(Recipe, content, where, "").model.name
     for key, value in parse_overrides(overrides).items():
         nested = value
         for part in reversed(key.split(".")):
@@ -328,12 +338,12 @@ def _build(content: dict, overrides: list[str], where: str) -> Recipe:
         alone = _merge({"model": {"name": name}}, nested)  # so that a mistake is blamed on the right place
         name = _section(Recipe, alone, "command line", "").model.name
         content = _merge(content, nested)
-    recipe = _section(Recipe, content, where, "")
+    recipe: Recipe = _section(Recipe, content, where, "")
     _check_together(recipe, where)
     return recipe
 
 
-def _section(cls, content, where: str, prefix: str):
+def _section(cls: type, content: object, where: str, prefix: str) -> Any:
     """A dataclass from a mapping, every key and value checked; `prefix` is the dotted way to it."""
     if not isinstance(content, dict):
         raise RecipeError(f"{where}: {prefix.rstrip('.')}: got {_kind(content)}, expected keys under it")
@@ -375,7 +385,7 @@ def _model_section(content: dict, where: str, prefix: str) -> ModelSection:
     return ModelSection(name, values)
 
 
-def _value(kind, value, limits, what: str):
+def _value(kind: Any, value: Any, limits: Mapping[str, Any], what: str) -> Any:
     """`value` as `kind` and within `limits`; a whole number passes for a float, a list for a tuple."""
     converted = _convert(kind, value)
     if converted is _WRONG:
@@ -390,7 +400,7 @@ def _value(kind, value, limits, what: str):
 _WRONG = object()
 
 
-def _convert(kind, value):
+def _convert(kind: Any, value: Any) -> Any:
     if isinstance(kind, UnionType):
         results = (_convert(option, value) for option in typing.get_args(kind))
         return next((result for result in results if result is not _WRONG), _WRONG)
@@ -411,7 +421,7 @@ def _convert(kind, value):
     return _WRONG
 
 
-def _to_float(value):
+def _to_float(value: object) -> Any:
     """YAML reads 1e-4 (without a point) as a word: it is taken for the number it is."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return _WRONG
@@ -421,7 +431,7 @@ def _to_float(value):
         return _WRONG
 
 
-def _outside(item, limits) -> str | None:
+def _outside(item: Any, limits: Mapping[str, Any]) -> str | None:
     """What was expected of `item`, or None where it keeps to the limits."""
     if item is None:
         return None
@@ -477,11 +487,11 @@ _KINDS = {NoneType: "null", bool: "true or false", int: "a whole number", float:
           list: "a list", dict: "a section"}
 
 
-def _kind(value) -> str:
+def _kind(value: object) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def _expected(kind) -> str:
+def _expected(kind: Any) -> str:
     if isinstance(kind, UnionType):
         return " or ".join(_expected(option) for option in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -490,7 +500,7 @@ def _expected(kind) -> str:
     return _KINDS[kind]
 
 
-def _plain(value):
+def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed
 from torch import Tensor, nn
@@ -11,7 +13,8 @@ def synchronise_batch_norm(model: nn.Module, device: torch.device) -> nn.Module:
     """Replace every batch norm by one whose training statistics span all processes; the parameters stay."""
     if device.type == "cpu":
         return _convert(model)
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return converted
 
 
 class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
@@ -22,7 +25,8 @@ class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:  # x: (B, C) or (B, C, ...)
         if not self.training:
-            return super().forward(x)
+            unchanged: Tensor = super().forward(x)
+            return unchanged
         axes = [0, *range(2, x.ndim)]
         shape = [1, -1, *[1] * (x.ndim - 2)]
         values = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -31,15 +35,15 @@ class SyncBatchNormCPU(nn.modules.batchnorm._BatchNorm):
         centred = values - mean.view(shape)
         variance = _SumOverProcesses.apply(centred.square().sum(axes)) / count  # (C,)
         self._track(mean.detach(), (variance * count / (count - 1)).detach())
-        out = centred * (variance + self.eps).rsqrt().view(shape)
+        out: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return out.to(x.dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if not self.track_running_stats:
-            return
+        if self.num_batches_tracked is None or self.running_mean is None or self.running_var is None:
+            return  # without track_running_stats
         self.num_batches_tracked += 1
         momentum = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean, momentum)
@@ -50,11 +54,11 @@ class _SumOverProcesses(torch.autograd.Function):
     """The sum of a tensor over all processes, all of whose losses depend on it: its gradient is a sum too."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return _all_reduced(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _all_reduced(gradient)
 
 

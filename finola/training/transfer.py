@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from finola.errors import WeightsError
+from finola.models.base import ImageModel
 from finola.weights import load_state, load_weights
 
 
-def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> None:
+def transfer(model: ImageModel, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> None:
     """Load into `model` what a weights file holds for it.
 
     A model of the same kind takes everything. A classifier or a detector takes the encoder of any other kind, and so
@@ -29,8 +31,8 @@ def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False,
         new_head: take the encoder of a classifier or detector alone.
 
     Raises:
-        WeightsError: another encoder, another architecture, another head or other classes without leave; the
-            message names both sides.
+        WeightsError: another encoder or architecture; without `new_head` another head, without `new_classes` other
+            classes. The message names both sides.
     """
     donor = load_weights(source)
     theirs, ours = donor.config, model.config
@@ -47,7 +49,7 @@ def transfer(model: nn.Module, source: str | Path, *, new_classes: bool = False,
         _take_all(model, donor, donor.state_dict(), source)
 
 
-def _take_all(model: nn.Module, donor: nn.Module, state: dict[str, Tensor], source: str | Path) -> None:
+def _take_all(model: ImageModel, donor: ImageModel, state: dict[str, Tensor], source: str | Path) -> None:
     """Load the donor's `state`; where it does not fit, say in what the two configurations differ."""
     try:
         load_state(model, state, source)
@@ -66,16 +68,17 @@ def _encoder_state(encoder: nn.Module, donor: nn.Module) -> dict[str, Tensor]:
     """The donor's tensors, the position embedding of a ViT resampled to the size of `encoder`."""
     state, grid = donor.state_dict(), getattr(getattr(encoder, "patch_embed", None), "grid_size", None)
     if grid is not None:
-        from timm.layers import resample_abs_pos_embed
+        from timm.layers.pos_embed import resample_abs_pos_embed
 
-        state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], list(grid),
-                                                    num_prefix_tokens=encoder.num_prefix_tokens)
+        prefixes: Any = encoder.num_prefix_tokens
+        state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], list(grid), num_prefix_tokens=prefixes)
     return state
 
 
-def _take_classes(model: nn.Module, donor: nn.Module, source: str | Path, new_classes: bool) -> None:
-    """Everything of a classifier or detector, the last layer anew where the classes are others."""
-    theirs, ours = donor.config, model.config
+def _take_classes(model: ImageModel, donor: Any, source: str | Path, new_classes: bool) -> None:
+    """Everything of a classifier or detector, with a fresh last layer where the classes differ."""
+    theirs: Any = donor.config  # with the fields of a kind that `has_classes`
+    ours: Any = model.config
     if getattr(theirs, "head", None) != getattr(ours, "head", None):
         raise WeightsError(f"{source}: holds the head {theirs.head}, the recipe wants {ours.head}; add --new-head to "
                            "keep its encoder alone")

@@ -11,19 +11,22 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
-from torch import Tensor, nn
-from torchmetrics import MeanMetric
+from torch import Tensor
+from torchmetrics import MeanMetric, Metric
 from torchvision.transforms.functional import pil_to_tensor
 
+from finola.data.loader import Batch
 from finola.drawing import PANEL_IMAGES
 from finola.errors import FinolaError
 from finola.files import atomic_write
+from finola.models.base import ImageModel
 from finola.training.recipe import OptimSection
 
 
@@ -47,7 +50,6 @@ class Task(LightningModule):
     """Trains `model`; a subclass says what the loss and the scores are.
 
     Args:
-        model: has `no_weight_decay()`, `.encoder` and `.config`.
         optim: the recipe's section.
         total_steps: optimiser steps of the whole run, from the recipe and the number of images; asking
             Lightning for them would lose the position in the data on resume.
@@ -67,12 +69,13 @@ class Task(LightningModule):
         neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
     """
 
+    model: ImageModel
     scores: tuple[str, ...] = ()
     follows_score = True
     unit = ""
 
     def __init__(
-        self, model: nn.Module, optim: OptimSection, total_steps: int, *, seed: int = 0,
+        self, model: ImageModel, optim: OptimSection, total_steps: int, *, seed: int = 0,
         panel_folder: Path | None = None, panel_every: int = 1, channels_last: bool = False,
     ):
         super().__init__()
@@ -85,18 +88,18 @@ class Task(LightningModule):
         if optim.freeze_encoder:
             self.model.freeze_encoder()
         self.val_loss = MeanMetric(nan_strategy="disable")  # by default they are left out of the mean
-        self.history: list[dict] = []
+        self.history: list[dict[str, Any]] = []
         self.train_sums = torch.zeros(3)  # loss, score, batches of this epoch; no buffer: weights are averaged
         self._knn: float | None = None
 
     # what a subclass defines
 
     @abstractmethod
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def training_loss(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The loss of a batch and its first score (None where the task does not follow one), both scalars."""
 
     @abstractmethod
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         """Take a batch into `val_loss` and into the metrics of the scores."""
 
     @abstractmethod
@@ -108,35 +111,35 @@ class Task(LightningModule):
 
     # training
 
-    def configure_optimizers(self):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW, or SGD with momentum; biases, norms and embeddings are not decayed, the autoregression's matrices
-        are. With `layer_decay` a parameter's learning rate falls with its distance from the head."""
-        groups: dict[tuple[bool, float], dict] = {}
-        free, scales = self.model.no_weight_decay(), self._learning_rate_scales()
+        are."""
+        groups: dict[tuple[bool, float], dict[str, Any]] = {}
+        free, scales = self.model.no_weight_decay(), self.learning_rate_scales()
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad:
                 decayed, scale = parameter.ndim >= 2 and name not in free, scales.get(name, 1.0)
                 group = groups.setdefault((decayed, scale), {"params": [], "decayed": decayed, "scale": scale})
                 group["params"].append(parameter)
-        groups = sorted(groups.values(), key=lambda group: (-group["scale"], not group["decayed"]))
+        ordered = sorted(groups.values(), key=lambda group: (-group["scale"], not group["decayed"]))
         if self.optim.optimizer == "sgd":
-            return torch.optim.SGD(groups, lr=self.optim.lr, momentum=0.9)
+            return torch.optim.SGD(ordered, lr=self.optim.lr, momentum=0.9)
         fused = self.optim.clip_grad is None  # Lightning does not clip for a fused optimiser
-        return torch.optim.AdamW(groups, lr=self.optim.lr, fused=fused)
+        return torch.optim.AdamW(ordered, lr=self.optim.lr, fused=fused)
 
-    def _learning_rate_scales(self) -> dict[str, float]:
-        decay = self.optim.layer_decay
-        return self.model.layer_scales(decay) if decay is not None else {}
+    def learning_rate_scales(self) -> dict[str, float]:
+        """Parameter name -> factor of its learning rate; 1 for those it does not name."""
+        return {}
 
-    def on_train_epoch_start(self):
+    def on_train_epoch_start(self) -> None:
         self.train_sums = torch.zeros(3, device=self.device)
 
-    def on_train_batch_start(self, batch, batch_idx):
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Set what depends on the step: learning rate and seeds. Both are computed, never restored."""
         optim = self.optim
         milestones = None if optim.milestones is None else [epoch / optim.epochs for epoch in optim.milestones]
         lr = learning_rate(self.global_step, self.total_steps, optim.warmup, optim.lr, milestones)
-        for group in self.optimizers().param_groups:
+        for group in self.trainer.optimizers[0].param_groups:
             group.update(lr=lr * group["scale"], weight_decay=self.optim.weight_decay if group["decayed"] else 0.0)
             if self.optim.optimizer == "adamw":
                 group.update(betas=self.optim.betas)
@@ -147,7 +150,7 @@ class Task(LightningModule):
         np.random.seed(seed % 2**32)
         self.log("lr", lr)
 
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss, score = self.training_loss(batch)
         if not self.trainer.strategy.reduce_boolean_decision(bool(loss.isfinite()), all=True):
             raise NonFiniteLoss(self.global_step, batch["index"].tolist())
@@ -161,29 +164,28 @@ class Task(LightningModule):
 
     # validation
 
-    def on_validation_epoch_start(self):
+    def on_validation_epoch_start(self) -> None:
         due = len(self.history) % self.panel_every == 0
         self.panel_due = self.panel_folder is not None and due and self.global_rank == 0
         self._knn = self.neighbours() if self.neighbours else None
 
-    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.validate_batch(batch, batch_idx)
 
-    def on_validation_epoch_end(self):
-        scores = {}
+    def on_validation_epoch_end(self) -> None:
+        scores: dict[str, Tensor] = {}
         if self.val_loss.update_called:
-            scores["val/loss"] = self.val_loss.compute()
-            self.val_loss.reset()
+            scores["val/loss"] = compute_and_reset(self.val_loss)
         scores |= {f"val/{name}": value for name, value in self.validation_scores().items()}
         if self._knn is not None:
             scores["val/knn"] = torch.tensor(self._knn, device=self.device)
         self.log_dict(scores, prog_bar=True, sync_dist=True)
         train_loss, train_score = (self.train_sums[:2] / self.train_sums[2]).tolist()
-        point = {"train_loss": train_loss}
+        point: dict[str, float | None] = {"train_loss": train_loss}
         if self.scores and self.follows_score:
             point[f"train_{self.scores[0]}"] = train_score
         point |= {name.replace("/", "_"): value.item() for name, value in scores.items()}
-        point = {name: value if math.isfinite(value) else None for name, value in point.items()}
+        point = {name: value if value is not None and math.isfinite(value) else None for name, value in point.items()}
         self.history.append({"step": self.global_step, "epoch": self.current_epoch, **point})
         if self.panel_due:
             self._write_panel()
@@ -191,7 +193,7 @@ class Task(LightningModule):
     def _write_panel(self) -> None:
         """The validation's picture: a PNG, and TensorBoard."""
         picture = self.picture()
-        if picture is None:
+        if picture is None or self.panel_folder is None:
             return
         with atomic_write(self.panel_folder / f"step_{self.global_step:07d}.png") as path:
             picture.save(path)
@@ -201,22 +203,29 @@ class Task(LightningModule):
 
     # checkpoints
 
-    def on_save_checkpoint(self, checkpoint):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["history"] = self.history
         checkpoint["train_sums"] = self.train_sums.tolist()
 
-    def on_load_checkpoint(self, checkpoint):
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = checkpoint["history"]
         self.train_sums = torch.tensor(checkpoint["train_sums"], device=self.device)
+
+
+def compute_and_reset(metric: Metric) -> Tensor:
+    """What a metric has found over all processes; it starts anew."""
+    value: Tensor = metric.compute()
+    metric.reset()
+    return value
 
 
 class PanelImages:
     """Some images of a validation, taken evenly over it, since sets are sorted by class."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rows: list[tuple[Tensor, ...]] = []
 
-    def add(self, batches: int, batch_idx: int, *images: Tensor) -> None:
+    def add(self, batches: float, batch_idx: int, *images: Tensor) -> None:
         """Keep a share of each of `batches` batches of tensors (B, 3, S, S), PANEL_IMAGES in all."""
         if batch_idx % math.ceil(batches / PANEL_IMAGES) == 0:
             share = math.ceil(PANEL_IMAGES / batches)

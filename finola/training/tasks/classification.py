@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, cast
+
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassConfusionMatrix
 
+from finola.data.loader import Batch
 from finola.drawing import confusion
-from finola.training.tasks.base import Task
+from finola.models.classifier import Classifier
+from finola.training.recipe import OptimSection
+from finola.training.tasks.base import Task, compute_and_reset
+
+if TYPE_CHECKING:
+    from timm.data.random_erasing import RandomErasing
 
 
 class ClassificationTask(Task):
@@ -19,11 +27,12 @@ class ClassificationTask(Task):
     may also hold a frozen encoder's "features" in place of images. Scores: top-1 and top-5 accuracy in percent.
     """
 
+    model: Classifier
     scores = ("top1", "top5")
     unit = "%"
 
-    def __init__(self, model, optim, total_steps, **options):
-        from timm.data import Mixup
+    def __init__(self, model: Classifier, optim: OptimSection, total_steps: int, **options: Any):
+        from timm.data.mixup import Mixup
         from timm.data.random_erasing import RandomErasing
 
         super().__init__(model, optim, total_steps, **options)
@@ -37,16 +46,24 @@ class ClassificationTask(Task):
         self.val_confusion = MulticlassConfusionMatrix(classes)
         self.confusion: Tensor | None = None  # of the last validation: (true class, predicted class) counts
 
-    def logits(self, batch: dict[str, Tensor]) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         if "features" in batch:
-            return self.model.head.classify(*batch["features"]).float()
-        return self.model(batch["image"].contiguous(memory_format=self.memory_format)).float()
+            features = cast("tuple[Tensor, ...]", batch["features"])
+            logits: Tensor = self.model.head.classify(*features)
+        else:
+            logits = self.model(batch["image"].contiguous(memory_format=self.memory_format))
+        return logits.float()
 
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def learning_rate_scales(self) -> dict[str, float]:
+        """With `layer_decay` a parameter's learning rate falls with its distance from the head."""
+        decay = self.optim.layer_decay
+        return self.model.layer_scales(decay) if decay is not None else {}
+
+    def training_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         labels = batch["label"]
         targets, smoothing = labels, self.optim.label_smoothing
         if self.erasing is not None:
-            batch = batch | {"image": self._erase(batch["image"])}
+            batch = batch | {"image": self._erase(batch["image"], self.erasing)}
         if self.mixup is not None and len(labels) > 1:
             even = len(labels) // 2 * 2  # timm mixes an image with its mirror place in the batch
             image, targets = self.mixup(batch["image"][:even].clone(), labels[:even])
@@ -55,12 +72,13 @@ class ClassificationTask(Task):
         loss = F.cross_entropy(logits, targets, label_smoothing=smoothing)
         return loss, 100 * (logits.argmax(1) == labels).float().mean()
 
-    def _erase(self, x: Tensor) -> Tensor:
+    def _erase(self, x: Tensor, erasing: RandomErasing) -> Tensor:
         """Random rectangles replaced by noise of the encoder's input scale: unit variance after normalisation."""
-        self.erasing.device = x.device
-        return self.erasing(self.model.normalise(x)) * self.model.std + self.model.mean
+        erasing.device = x.device
+        erased: Tensor = erasing(self.model.normalise(x))
+        return erased * self.model.std + self.model.mean
 
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         labels, logits = batch["label"], self.logits(batch)
         self.val_loss.update(F.cross_entropy(logits, labels), weight=len(labels))
         best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (B, 5)
@@ -69,11 +87,10 @@ class ClassificationTask(Task):
         self.val_confusion.update(logits, labels)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"top1": self.val_top1.compute(), "top5": self.val_top5.compute()}
-        self.confusion = self.val_confusion.compute().cpu()
-        for metric in (self.val_top1, self.val_top5, self.val_confusion):
-            metric.reset()
-        return scores
+        self.confusion = compute_and_reset(self.val_confusion).cpu()
+        return {"top1": compute_and_reset(self.val_top1), "top5": compute_and_reset(self.val_top5)}
 
-    def picture(self) -> Image.Image:
+    def picture(self) -> Image.Image | None:
+        if self.confusion is None:
+            return None
         return confusion(self.confusion, self.model.config.classes)

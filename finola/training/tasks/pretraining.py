@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from PIL import Image
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from finola.data.loader import Batch
 from finola.drawing import panel
 from finola.evaluation.masked import fixed_masks, masked_psnr
-from finola.training.tasks.base import PanelImages, Task
+from finola.models.masked import MaskedImageModel
+from finola.models.selfsupervised import Moco
+from finola.training.recipe import OptimSection
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset
 
 
 class MaskedPredictionTask(Task):
@@ -19,21 +25,22 @@ class MaskedPredictionTask(Task):
     gives a "Recon-PSNR" without saying which of the two it is.
     """
 
+    model: MaskedImageModel
     scores = ("psnr", "psnr_whole")
     unit = "dB"
 
-    def __init__(self, model, optim, total_steps, **options):
+    def __init__(self, model: MaskedImageModel, optim: OptimSection, total_steps: int, **options: Any):
         super().__init__(model, optim, total_steps, **options)
         self.val_psnr = MeanMetric(nan_strategy="disable")
         self.val_psnr_whole = MeanMetric(nan_strategy="disable")
         self._examples = PanelImages()
 
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def training_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x = batch["image"]  # (B, 3, S, S)
         patches, mask = self.model(x)
         return self.model.loss(x, patches, mask), masked_psnr(self.model, x, patches.detach(), mask)[0].mean()
 
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         x = batch["image"]
         with fixed_masks(batch_idx):
             patches, mask = self.model(x)
@@ -45,10 +52,7 @@ class MaskedPredictionTask(Task):
             self._examples.add(self.trainer.num_val_batches[0], batch_idx, visible, x_hat, x)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"psnr": self.val_psnr.compute(), "psnr_whole": self.val_psnr_whole.compute()}
-        self.val_psnr.reset()
-        self.val_psnr_whole.reset()
-        return scores
+        return {"psnr": compute_and_reset(self.val_psnr), "psnr_whole": compute_and_reset(self.val_psnr_whole)}
 
     def picture(self) -> Image.Image:
         return panel(self._examples.take(), labels=["visible", "prediction", "original"])
@@ -57,15 +61,17 @@ class MaskedPredictionTask(Task):
 class ContrastTask(Task):
     """Trains MoCo-v2: two crops of one picture are to be told from all other pictures."""
 
-    def on_train_batch_start(self, batch, batch_idx):
+    model: Moco
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         super().on_train_batch_start(batch, batch_idx)
         if batch_idx % self.trainer.accumulate_grad_batches == 0:  # once an optimiser step
             self.model.update_momentum_encoder()
 
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, None]:
+    def training_loss(self, batch: Batch) -> tuple[Tensor, None]:
         return self.model(batch["image"]), None  # (B, 2, 3, S, S)
 
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         """The loss of the picture against its mirror image; the k-NN accuracy says more."""
         x = batch["image"]
         self.val_loss.update(self.model(torch.stack([x, x.flip(-1)], dim=1)), weight=len(x))

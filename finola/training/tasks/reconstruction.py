@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from PIL import Image
 from torch import Tensor
 from torchmetrics import MeanMetric
 from torchmetrics.image import StructuralSimilarityIndexMeasure
 
+from finola.data.loader import Batch
 from finola.drawing import panel
 from finola.evaluation.metrics import psnr
+from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import IMAGENET_STD
-from finola.training.tasks.base import PanelImages, Task
+from finola.training.recipe import OptimSection
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset
 
 
 class ReconstructionTask(Task):
     """Trains a model (B, 3, S, S) in [0, 1] -> the same to give back its input."""
 
+    model: FinolaAutoencoder
+    scale: Tensor
     scores = ("psnr", "ssim")
     unit = "dB"
 
-    def __init__(self, model, optim, total_steps, **options):
+    def __init__(self, model: FinolaAutoencoder, optim: OptimSection, total_steps: int, **options: Any):
         super().__init__(model, optim, total_steps, **options)
         scale = IMAGENET_STD if optim.loss == "normalised" else (1.0, 1.0, 1.0)
         self.register_buffer("scale", torch.tensor(scale).view(1, 3, 1, 1), persistent=False)
@@ -34,14 +41,15 @@ class ReconstructionTask(Task):
 
     def reconstruct(self, x: Tensor) -> Tensor:
         """(B, 3, S, S) -> (B, 3, S, S) in fp32, whatever the precision of the model."""
-        return self.model(x.contiguous(memory_format=self.memory_format)).float()
+        x_hat: Tensor = self.model(x.contiguous(memory_format=self.memory_format))
+        return x_hat.float()
 
-    def training_loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def training_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         x = batch["image"]  # (B, 3, S, S)
         x_hat = self.reconstruct(x)
         return self.loss(x_hat, x), psnr(x_hat.detach(), x).mean()
 
-    def validate_batch(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+    def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         x = batch["image"]
         x_hat = self.reconstruct(x)
         self.val_loss.update(self.loss(x_hat, x), weight=len(x))
@@ -51,10 +59,7 @@ class ReconstructionTask(Task):
             self._examples.add(self.trainer.num_val_batches[0], batch_idx, x, x_hat)
 
     def validation_scores(self) -> dict[str, Tensor]:
-        scores = {"psnr": self.val_psnr.compute(), "ssim": self.val_ssim.compute()}
-        self.val_psnr.reset()
-        self.val_ssim.reset()
-        return scores
+        return {"psnr": compute_and_reset(self.val_psnr), "ssim": compute_and_reset(self.val_ssim)}
 
     def picture(self) -> Image.Image:
         """Some validation images over their reconstructions."""

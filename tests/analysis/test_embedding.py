@@ -20,8 +20,6 @@ from finola.analysis.statistics import (
 )
 from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
-from finola.factory import create_model
-from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
 DIM = 6
@@ -38,13 +36,6 @@ def statistics_of(q, sizes):
     for part in q.split(sizes):
         statistics.add(part)
     return statistics
-
-
-@pytest.fixture(scope="module")
-def model():
-    torch.manual_seed(0)
-    return create_model(DEFAULT_MODEL, start="random", image_size=32, embed_dim=16, decoder_widths=(16, 8, 8),
-                        pool_heads=2).eval()  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def test_this_installation_is_sound(capsys):
 
 
 def test_a_fault_is_named_and_gives_exit_code_2(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_operator_error", lambda: 0.5)
+    monkeypatch.setattr(doctor, "operator_error", lambda: 0.5)
     assert main(["doctor"]) == 2
     printed = capsys.readouterr()
     assert "BAD  self-test  operator" in printed.out

@@ -5,29 +5,20 @@ import json
 import numpy as np
 import pytest
 import torch
+from commands import Command
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tiny_models import CHANNELS, autoencoder
 
 from finola.analysis.embedding import embedding_space
 from finola.analysis.statistics import FORMAT, Statistics, save_statistics
 from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
 from finola.factory import create_model
-from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights, weights_hash
 
-DIM = 16
+fails = Command("inspect").fails
 
-
-def tiny(**options):
-    torch.manual_seed(0)
-    options = {"image_size": 32, "embed_dim": DIM, "decoder_widths": (16, 8, 8), "pool_heads": 2, **options}
-    return create_model(DEFAULT_MODEL, start="random", **options).eval()
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return save_weights(tiny(), tmp_path_factory.mktemp("weights") / "tiny.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +33,11 @@ def pictures(tmp_path_factory):
 @pytest.fixture
 def statistics(weights, tmp_path):
     """A file of statistics for `weights`, of 40 vectors."""
-    made = Statistics(DIM)
-    made.add(torch.randn(40, DIM, generator=torch.Generator().manual_seed(0)))
+    made = Statistics(CHANNELS)
+    made.add(torch.randn(40, CHANNELS, generator=torch.Generator().manual_seed(0)))
     path = tmp_path / "statistics.safetensors"
     save_statistics(made, path, weights_hash(weights), {"data": "somewhere"})
     return path
-
-
-def fails(capsys, code, *words):
-    """The one line that `finola inspect` prints as it ends with `code`."""
-    got = cli.main(["inspect", *map(str, words)])
-    printed = capsys.readouterr()
-    lines = printed.err.splitlines()
-    assert (got, printed.out, len(lines)) == (code, "", 1)
-    assert lines[0].startswith("finola inspect: ")
-    return lines[0]
 
 
 def embedding(pictures, weights, out, *words):
@@ -84,9 +65,9 @@ def test_statistics_of_other_weights(pictures, weights, statistics, tmp_path, ca
 
 
 @pytest.mark.parametrize(("tensors", "shown"), [
-    ({"mean": torch.zeros(DIM + 1, dtype=torch.float64)}, "'mean': (17,)"),
+    ({"mean": torch.zeros(CHANNELS + 1, dtype=torch.float64)}, "'mean': (17,)"),
     ({"more": torch.zeros(1)}, "'more': (1,)"),
-    ({"mean": torch.full((DIM,), torch.inf, dtype=torch.float64)}, "not finite"),
+    ({"mean": torch.full((CHANNELS,), torch.inf, dtype=torch.float64)}, "not finite"),
     ({"count": torch.tensor(-1)}, "negative count"),
 ])  # fmt: skip
 def test_damaged_statistics(pictures, weights, statistics, tmp_path, capsys, tensors, shown):
@@ -105,20 +86,20 @@ def test_files_that_are_no_statistics(pictures, weights, statistics, tmp_path, c
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 images"), (1, "1 images")])
 def test_statistics_of_too_few_images(weights, count, shown):
-    statistics = Statistics(DIM)
-    statistics.add(torch.zeros(count, DIM))
+    statistics = Statistics(CHANNELS)
+    statistics.add(torch.zeros(count, CHANNELS))
     with pytest.raises(DataError, match=f"got {shown}, expected at least 2"):
-        embedding_space(tiny(), statistics, ["a", "b"], torch.zeros(2, 3, 32, 32))
+        embedding_space(autoencoder(), statistics, ["a", "b"], torch.zeros(2, 3, 32, 32))
 
 
 def test_spaces_that_do_not_fit_together():
     x = torch.zeros(2, 3, 32, 32)
     with pytest.raises(FinolaError, match="of vectors of 17 numbers, expected 16"):
-        embedding_space(tiny(), Statistics(17), ["a", "b"], x)
+        embedding_space(autoencoder(), Statistics(17), ["a", "b"], x)
     with pytest.raises(DataError, match="got 1 pictures, expected at least 2"):
-        embedding_space(tiny(), Statistics(DIM), ["a"], x[:1])
+        embedding_space(autoencoder(), Statistics(CHANNELS), ["a"], x[:1])
     with pytest.raises(FinolaError, match=r"model.eval\(\)"):
-        embedding_space(tiny().train(), Statistics(DIM), ["a", "b"], x)
+        embedding_space(autoencoder().train(), Statistics(CHANNELS), ["a", "b"], x)
 
 
 # --- components --------------------------------------------------------------------------------------------
@@ -185,7 +166,7 @@ def test_models_of_another_kind(pictures, statistics, tmp_path, capsys):
 
 
 def test_the_last_model_is_tried_before_the_first_sees_the_data(pictures, weights, tmp_path, capsys):
-    small = save_weights(tiny(map_size=2, decoder_widths=(16, 8, 8, 8, 8)), tmp_path / "small.safetensors")
+    small = save_weights(autoencoder(map_size=2, decoder_widths=(16, 8, 8, 8, 8)), tmp_path / "small.safetensors")
     words = curvature(tmp_path / "missing", tmp_path / "out", "--top", 2, "--weights", weights, small)
     assert "H and W of at least 3" in fails(capsys, 2, *words)
 

@@ -2,10 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
-import torch
+from commands import Command
 from PIL import Image
+from tiny_models import classifier
 
 from finola.cli import main as cli
 from finola.errors import DataError, FinolaError, WeightsError
@@ -14,43 +14,13 @@ from finola.inference.classify import predict
 from finola.registry import DEFAULT_MODEL
 from finola.weights import save_weights
 
-
-def classifier():
-    return create_model("mobileformer_w720+lin", image_size=32, num_classes=3, classes=("a", "b", "c"))
+run = Command("predict", always=("--device", "cpu"))
+fails = run.fails
 
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    torch.manual_seed(0)
     return save_weights(classifier(), tmp_path_factory.mktemp("weights") / "tiny.safetensors")
-
-
-@pytest.fixture
-def pictures(tmp_path):
-    """Two good pictures and three bad ones."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8))
-    for name in ("cut.png", "good.png", "other.jpg"):
-        noise.save(folder / name)
-    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:2000])
-    (folder / "empty.png").touch()
-    (folder / "text.jpg").write_text("no picture")
-    return folder
-
-
-def run(capsys, *words):
-    """Exit code, stdout and the lines of stderr of `finola predict`."""
-    code = cli.main(["predict", *map(str, words), "--device", "cpu"])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err.splitlines()
-
-
-def fails(capsys, code, *words):
-    """The one line that `finola predict` prints as it ends with `code`."""
-    got, printed, errors = run(capsys, *words)
-    assert (got, printed, len(errors)) == (code, "", 1)
-    return errors[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])

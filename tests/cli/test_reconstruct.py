@@ -4,9 +4,9 @@ import errno
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from commands import Command
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -14,46 +14,10 @@ from torch import nn
 
 from finola.cli import main as cli
 from finola.errors import DataError, FinolaError
-from finola.factory import create_model
 from finola.inference.reconstruct import reconstruct
-from finola.registry import DEFAULT_MODEL
-from finola.weights import save_weights
 
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    torch.manual_seed(0)
-    options = {"image_size": 32, "embed_dim": 16, "decoder_widths": (16, 8, 8), "pool_heads": 2}
-    model = create_model(DEFAULT_MODEL, start="random", **options)
-    return save_weights(model, tmp_path_factory.mktemp("weights") / "tiny.safetensors")
-
-
-@pytest.fixture
-def pictures(tmp_path):
-    """Two good pictures and three bad ones."""
-    folder = tmp_path / "pictures"
-    folder.mkdir()
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8))
-    for name in ("cut.png", "good.png", "other.jpg"):
-        noise.save(folder / name)
-    (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:2000])
-    (folder / "empty.png").touch()
-    (folder / "text.jpg").write_text("no picture")
-    return folder
-
-
-def run(capsys, *words):
-    """Exit code, stdout and the lines of stderr of `finola reconstruct`."""
-    code = cli.main(["reconstruct", *map(str, words)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err.splitlines()
-
-
-def fails(capsys, code, *words):
-    """The one line that `finola reconstruct` prints as it ends with `code`."""
-    got, printed, errors = run(capsys, *words)
-    assert (got, printed, len(errors)) == (code, "", 1)
-    return errors[0]
+run = Command("reconstruct")
+fails = run.fails
 
 
 def test_the_command_goes_on_past_bad_pictures_and_sums_up(pictures, weights, tmp_path, capsys):

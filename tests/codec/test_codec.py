@@ -36,11 +36,6 @@ WAYS = [{"bits": 1, "entropy": False}, {"bits": 4, "entropy": False}, {"bits": 8
         {"bits": 8}, {"quality": 1}, {"quality": 50}, {"quality": 100}]
 
 
-@pytest.fixture(scope="module")
-def codec():
-    return tiny_codec()
-
-
 # --- round trips -------------------------------------------------------------------------------------------
 
 
@@ -304,14 +299,6 @@ def test_sensitivity_is_what_a_small_change_does_to_the_picture(codec):
 
 
 # --- commands ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    codec = tiny_codec()
-    path = save_weights(codec.model, tmp_path_factory.mktemp("codec") / "tiny.safetensors")
-    codec.calibration.save(calibration_path(path))
-    return path
 
 
 def test_the_commands_write_and_read_a_file(weights, tmp_path, capsys):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from PIL import Image
-from tiny_codecs import SIZE, picture, tiny_codec
+from tiny_codecs import SIZE, picture
 
 from finola.codec import Codec
 from finola.codec.codec import read_symbols
@@ -21,11 +21,6 @@ from finola.errors import BitstreamError
 
 FIELDS = {"magic": 0, "version": 3, "width": 4, "height": 6, "side": 8, "overlap": 10, "mode": 11, "identity": 12,
           "length": 20}
-
-
-@pytest.fixture(scope="module")
-def codec():
-    return tiny_codec()
 
 
 @pytest.fixture(scope="module", params=[{"bits": 4, "entropy": False}, {"quality": 60}], ids=["fixed", "coded"])

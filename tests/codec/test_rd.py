@@ -8,9 +8,8 @@ from PIL import Image
 from tiny_codecs import picture, tiny_codec
 
 from finola.cli import main as cli
-from finola.codec import calibration_path, rd
+from finola.codec import rd
 from finola.errors import RecipeError
-from finola.weights import save_weights
 
 
 @pytest.fixture(scope="module")
@@ -19,14 +18,6 @@ def folder(tmp_path_factory):
     for i in range(2):
         picture(180, 176, seed=i).save(path / f"{i}.png")
     return path
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    codec = tiny_codec()
-    path = save_weights(codec.model, tmp_path_factory.mktemp("rd") / "tiny.safetensors")
-    codec.calibration.save(calibration_path(path))
-    return str(path)
 
 
 def names() -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from finola.data import Concat, ImageFolder, ResidentImages, ResidentLoader, Shards, build_loader, open_data
-from finola.data.crops import _GOLDEN, RATIO, Augment, Crops, _mix, epoch_order, random_crops, uniforms
+from finola.data.crops import GOLDEN, RATIO, Augment, Crops, epoch_order, random_crops, splitmix64, uniforms
 from finola.data.in_memory import crop_and_resize
 from finola.data.pack import Encoding, pack
 from finola.errors import DataError
@@ -57,14 +57,6 @@ def batches(loader, epochs=(0,)):
 def same(a, b):
     assert [x[:2] for x in a] == [x[:2] for x in b]
     return all(torch.equal(x[2], y[2]) for x, y in zip(a, b, strict=True))
-
-
-@pytest.fixture(params=["folder", "resident"])
-def make_loader(request, data):
-    if request.param == "folder":
-        return lambda **options: build_loader(data, **OPTIONS | options)
-    images = ResidentImages(data, 30, progress=False)
-    return lambda **options: ResidentLoader(images, **OPTIONS | options)
 
 
 # --- data sets ---------------------------------------------------------------------------------------------
@@ -129,8 +121,8 @@ def test_the_stream_never_changes():
 
 def test_the_hash_is_splitmix64():
     """The first outputs that its authors' C code gives for the seed 1234567."""
-    states = np.uint64(1234567) + _GOLDEN * np.arange(1, 4, dtype=np.uint64)
-    assert _mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    states = np.uint64(1234567) + GOLDEN * np.arange(1, 4, dtype=np.uint64)
+    assert splitmix64(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_an_order_is_a_permutation_and_differs_between_epochs():

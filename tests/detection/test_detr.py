@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from coco_data import padded_pair
 from PIL import Image
 from training import unequal
 
@@ -33,11 +32,6 @@ def tiny(head="mf_dec_211", **options):
     torch.manual_seed(0)
     return Detr(DetrConfig(ENCODERS[head], **{"image_size": 64, "max_size": 96, "num_classes": CLASSES, "head": head,
                                               "num_queries": QUERIES, **options}))
-
-
-@pytest.fixture
-def images():
-    return padded_pair()
 
 
 @pytest.fixture

@@ -14,11 +14,6 @@ LAYERS = {"mf_dec_522": 9, "mf_dec_211": 4, "transformer": 6}
 SIZE = (72, 100)  # of a picture in pixels: maps of 9x13, 5x7 and 3x4
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def make(name: str, num_queries: int = 7) -> nn.Module:
     """A head in eval mode whose BatchNorms hold statistics of their own, as after training."""
     head = create_detection_head(name, CHANNELS, num_queries).eval()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from coco_data import padded_pair
 from torchvision.models.detection.image_list import ImageList
 
 from finola.detection.mask_rcnn import PYRAMID_STRIDES, Anchors, MaskRcnn, MaskRcnnConfig, RoiPool
@@ -31,11 +30,6 @@ def square(height, width, box, label):
 def nothing(height, width):
     return {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long),
             "masks": torch.zeros(0, height, width, dtype=torch.uint8)}
-
-
-@pytest.fixture
-def images():
-    return padded_pair()
 
 
 @pytest.fixture

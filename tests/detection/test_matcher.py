@@ -29,11 +29,6 @@ def outputs(pictures: int, queries: int = QUERIES) -> tuple[torch.Tensor, torch.
     return torch.randn(LAYERS, pictures, queries, CLASSES + 1), boxes(LAYERS, pictures, queries)
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def test_generalised_iou_is_torchvisions():
     a, b = boxes(6), boxes(4)
     expected = generalized_box_iou(box_convert(a, "cxcywh", "xyxy"), box_convert(b, "cxcywh", "xyxy"))

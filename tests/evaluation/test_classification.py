@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from commands import Command
 from PIL import Image
 
-from finola.cli import main as cli
 from finola.data import ImageFolder
 from finola.data.loader import read_squares
 from finola.evaluation.classification import Accuracy, evaluate_classifier
@@ -15,6 +15,9 @@ from finola.evaluation.masked import MASK_SEED, evaluate_masked
 from finola.factory import create_model
 from finola.registry import DEFAULT_MODEL
 from finola.weights import load_weights, save_weights
+
+run = Command("eval", always=("--workers", "0", "--device", "cpu"))
+fails = run.fails
 
 CLASSES = ("blue", "green", "red")
 COLOURS = {"blue": (30, 40, 200), "green": (20, 190, 60), "red": (210, 30, 20)}
@@ -83,19 +86,6 @@ def autoencoder(tmp_path_factory):
 
 def squares(folder, size=32, batch_size=8):
     return read_squares(ImageFolder(folder), size, batch_size=batch_size, workers=0)
-
-
-def run(capsys, *words):
-    code = cli.main(["eval", *map(str, words), "--workers", "0", "--device", "cpu"])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err.splitlines()
-
-
-def fails(capsys, code, *words):
-    """The one line that `finola eval` prints as it ends with `code`."""
-    got, printed, errors = run(capsys, *words)
-    assert (got, printed, len(errors)) == (code, "", 1)
-    return errors[0]
 
 
 # --- classifiers -------------------------------------------------------------------------------------------

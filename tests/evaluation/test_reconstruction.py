@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from commands import Command
 from PIL import Image
 from torchmetrics.image import StructuralSimilarityIndexMeasure
 
@@ -21,6 +22,8 @@ from finola.evaluation.reconstruction import Scores, evaluate
 from finola.factory import create_model
 from finola.registry import DEFAULT_MODEL, pretrained_path
 from finola.weights import load_weights, save_weights
+
+run = Command("eval", always=("--workers", "0", "--device", "cpu"))
 
 SIZE = 32
 
@@ -53,12 +56,6 @@ def squares(folder, batch_size=8):
 def noisy(x):
     """A code whose error differs from image to image and leaves the range of pixels."""
     return x + 0.1 * x.mean((1, 2, 3), keepdim=True) + 0.3 * (x - 0.5)
-
-
-def run(capsys, *words):
-    code = cli.main(["eval", *map(str, words), "--workers", "0", "--device", "cpu"])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err.splitlines()
 
 
 # --- scores ------------------------------------------------------------------------------------------------

@@ -5,42 +5,30 @@ import json
 import numpy as np
 import pytest
 import torch
+from commands import Command
+from pictures import photo
 from PIL import Image
+from tiny_models import classifier
 
 import finola
-from finola.cli import main as cli
-from finola.factory import create_model
 from finola.inference.classify import BAR, Prediction, chart, predict, readable_names
 from finola.weights import save_weights
+
+run = Command("predict", always=("--device", "cpu"))
 
 CLASSES = ("n03028079", "n01440764", "n02012849", "n03126707", "my cat", "n99999999")
 NAMES = ["church", "tench", "crane (n02012849)", "crane (n03126707)", "my cat", "n99999999"]
 SIZE = 32
 
 
-def tiny_classifier(**options):
-    """With random weights that are sure of themselves."""
-    torch.manual_seed(0)
-    options = {"image_size": SIZE, "num_classes": len(CLASSES), "classes": CLASSES} | options
-    model = create_model("mobileformer_w720+lin", **options)
-    torch.nn.init.normal_(model.head.fc.weight, std=0.3)
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def model():
-    return tiny_classifier()
+    return classifier(num_classes=len(CLASSES), classes=CLASSES)
 
 
 @pytest.fixture(scope="module")
 def weights(model, tmp_path_factory):
     return save_weights(model, tmp_path_factory.mktemp("weights") / "tiny.safetensors")
-
-
-def photo(width=48, height=40, seed=0):
-    """A smooth random RGB picture."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
 @pytest.fixture
@@ -50,12 +38,6 @@ def pictures(tmp_path):
     for i, size in enumerate([(48, 40), (31, 90), (700, 400), (32, 32), (5, 5)]):
         photo(*size, seed=i).save(folder / f"{i}.png")
     return folder
-
-
-def run(capsys, *words):
-    code = cli.main(["predict", *map(str, words), "--device", "cpu"])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 def test_the_probabilities_are_the_models_softmax(model):
@@ -91,7 +73,7 @@ def test_a_picture_that_lies_on_its_side(model, tmp_path):
 
 
 def test_classes_without_names_are_numbers(model):
-    unnamed = tiny_classifier(classes=())
+    unnamed = classifier(num_classes=len(CLASSES), classes=())
     numbers = {p.label: p.probability for p in predict(unnamed, photo(), top=6)}
     named = {p.label: p.probability for p in predict(model, photo(), top=6)}
     assert numbers == {str(i): named[name] for i, name in enumerate(CLASSES)}
@@ -115,7 +97,7 @@ def test_the_command_prints_a_line_for_each_picture(model, weights, pictures, ca
 def test_the_report_does_not_depend_on_the_batch_size(model, weights, pictures, capsys, batch_size):
     code, printed, errors = run(capsys, pictures, "--weights", weights, "--json", "--batch-size", batch_size)
     report = json.loads(printed)
-    assert (code, errors, report["failed"]) == (0, "", [])
+    assert (code, errors, report["failed"]) == (0, [], [])
     assert [image["file"] for image in report["images"]] == [str(path) for path in sorted(pictures.iterdir())]
     for image in report["images"]:
         for shown, p in zip(image["predictions"], predict(model, image["file"]), strict=True):

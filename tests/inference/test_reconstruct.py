@@ -12,13 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from commands import Command
 from hypothesis import given
 from hypothesis import strategies as st
+from pictures import photo
 from PIL import Image
 from torch import nn
 
 import finola
-from finola.cli import main as cli
 from finola.cli.demo_images import demo_images
 from finola.cli.images import find_images, name_panels
 from finola.data import ImageFolder, build_loader
@@ -27,7 +28,8 @@ from finola.factory import create_model
 from finola.inference.reconstruct import reconstruct
 from finola.inference.tiles import cover
 from finola.registry import DEFAULT_MODEL
-from finola.weights import save_weights
+
+run = Command()  # any command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = [(1, 1), (1, 300), (300, 1), (15, 15), (33, 47), (32, 32), (97, 64), (10_000, 40)]
@@ -45,35 +47,6 @@ class Squares(nn.Module):
     def forward(self, x):
         self.batches.append(len(x))
         return self.paint(x)
-
-
-def tiny_model():
-    torch.manual_seed(0)
-    options = {"image_size": 32, "embed_dim": 16, "decoder_widths": (16, 8, 8), "pool_heads": 2}
-    return create_model(DEFAULT_MODEL, start="random", **options).eval()
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny_model()
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return str(save_weights(tiny_model(), tmp_path_factory.mktemp("weights") / "tiny.safetensors"))
-
-
-def photo(width=48, height=40, seed=0):
-    """A smooth random RGB picture."""
-    coarse = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
-    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def run(capsys, *words):
-    """Exit code, stdout and stderr of one command."""
-    code = cli.main([str(word) for word in words])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 # --- tiles -------------------------------------------------------------------------------------------------
@@ -231,7 +204,7 @@ def test_the_command_writes_panels_and_prints_psnr(pictures, weights, tmp_path, 
     out = tmp_path / "new" / "panels"
     words = ["reconstruct", pictures, "--out", out, "--weights", weights, "--device", "cpu"]
     code, printed, errors = run(capsys, *words, *(["--tile"] if tile else []))
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (0, [])
     lines = printed.splitlines()
     assert len(lines) == 5
     scores = [float(line.split(": ")[1].split(" dB")[0]) for line in lines[:4]]
@@ -248,7 +221,7 @@ def test_the_command_reports_for_machines(pictures, weights, tmp_path, capsys):
     words = ["reconstruct", pictures / "a.png", "--out", tmp_path / "out", "--weights", weights, "--tile", "--json"]
     code, printed, errors = run(capsys, *words)
     report = json.loads(printed)
-    assert (code, errors, report["failed"]) == (0, "", [])
+    assert (code, errors, report["failed"]) == (0, [], [])
     (image,) = report["images"]
     assert image["tiles"] == [2, 2] and image["numbers"] == 4 * 16
     assert (image["width"], image["height"]) == (60, 45)
@@ -277,7 +250,7 @@ def test_demo_pictures_are_pictures_and_always_the_same():
 
 def test_the_shipped_model_reconstructs_the_demo_pictures(tmp_path, capsys):
     code, printed, errors = run(capsys, "demo", "--out", tmp_path, "--json")
-    assert (code, errors) == (0, "")
+    assert (code, errors) == (0, [])
     scores = json.loads(printed)["psnr"]
     assert min(scores.values()) > 17 and np.mean(list(scores.values())) > 22
 

@@ -16,11 +16,6 @@ TINY = {"encoder": "mobileformer_w720", "image_size": 64, "block_size": 2, "embe
         "decoder_dim": 16, "decoder_depth": 1, "decoder_heads": 2}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def tiny(**overrides) -> MaskedFinola:
     return MaskedFinola(MaskedConfig(**TINY | overrides))
 

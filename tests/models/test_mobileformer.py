@@ -26,11 +26,6 @@ TOKEN_DIM = {name: 192 if name == SMALL else 256 for name in CONFIGS}
 WIDTH = {name: min(2880, int(name.removeprefix("mobileformer_w"))) for name in CONFIGS}  # of the final map
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def small(**kwargs) -> nn.Module:
     return timm.create_model(SMALL, **kwargs)
 

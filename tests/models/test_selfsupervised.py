@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 
-from finola.cli.main import _missing_extra
+from finola.cli.main import missing_extra
 from finola.errors import FinolaError
 from finola.evaluation.flops import count
 from finola.models.masking import patchify, unpatchify
@@ -279,4 +279,4 @@ def test_without_lightly_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightly.models.modules", None)
     with pytest.raises(ModuleNotFoundError) as caught:
         Mae(MAE)
-    assert "pip install 'finola[ssl]'" in _missing_extra(caught.value)
+    assert "pip install 'finola[ssl]'" in missing_extra(caught.value)

@@ -53,8 +53,9 @@ def mae(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "overrides"), [
-    ("lin_w720", RESIDENT), ("tran1_w720", []), ("lin_vit_tiny", RESIDENT), ("tran1_ft_w720", EVERYTHING),
-    ("tran4_ft_w720", []), ("ft_vit_tiny", []), ("supervised_w720", []),
+    ("lin_vit_tiny", RESIDENT), ("tran1_ft_w720", EVERYTHING), ("supervised_w720", []),
+    pytest.param("lin_w720", RESIDENT, marks=pytest.mark.slow),
+    *(pytest.param(name, [], marks=pytest.mark.slow) for name in ("tran1_w720", "tran4_ft_w720", "ft_vit_tiny")),
 ])
 def test_two_steps(name, overrides, images, masked, mae, tmp_path):
     source = None if name.startswith("supervised") else mae if "vit" in name else masked
@@ -142,7 +143,7 @@ def stop_at(monkeypatch, batch):
 
 @pytest.mark.parametrize(("name", "overrides"), [
     ("tran1_ft_w720", EVERYTHING),
-    ("tran1_w720", []),
+    pytest.param("tran1_w720", [], marks=pytest.mark.slow),
     ("lin_w720", [*RESIDENT, "--data.augment", "false"]),
 ])
 def test_resume_in_mid_epoch(name, overrides, images, masked, tmp_path, monkeypatch):

@@ -117,7 +117,9 @@ def flat(folder, out):
     return out
 
 
-@pytest.mark.parametrize("unlabelled", [("train", "val"), ("train",), ("val",)])
+@pytest.mark.parametrize("unlabelled", [
+    ("train",), *(pytest.param(splits, marks=pytest.mark.slow) for splits in (("val",), ("train", "val"))),
+])
 def test_without_labels_there_is_no_knn(unlabelled, more_images, tmp_path):
     sets = {split: flat(more_images / split, tmp_path / split) if split in unlabelled else more_images / split
             for split in ("train", "val")}

@@ -172,7 +172,8 @@ def test_commutator_against_the_two_paths():
     b = advance(advance(q, matrices["down"], 1), matrices["right"], 2)
     distance = (((a - q).square().sum(1) + (b - q).square().sum(1)) / 2).sqrt()
     torch.testing.assert_close(difference[:, 2, 4], (a - b).norm(dim=1) / distance)
-    assert difference[:, 1].max() == 0 and difference[:, :, 2].max() == 0 and 0 < difference.max() <= 2
+    assert difference[:, 1].max() < 1e-14 and difference[:, :, 2].max() < 1e-14  # but for the order of the sums
+    assert 1e-3 < difference.max() <= 2
 
 
 # pictures

@@ -123,7 +123,9 @@ def with_bad_boxes(content):
 
 
 @KINDS
-@pytest.mark.parametrize("change", [without_annotations, with_crowds_alone, with_bad_boxes])
+@pytest.mark.parametrize("change", [
+    without_annotations, with_bad_boxes, pytest.param(with_crowds_alone, marks=pytest.mark.slow),
+])
 @pytest.mark.filterwarnings("ignore:.*boxes left out")
 def test_odd_annotations_are_trained_on_and_scored(kind, change, recipes, spoilt, coco, run, tmp_path):
     """Only images are odd that have no object: they may be validated on, and trained on among others."""

@@ -99,8 +99,11 @@ def encoded(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize(("name", "overrides"), [("lin_w720", RESIDENT), ("tran1_w720", [])])
-@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize(("name", "overrides", "augment"), [
+    ("lin_w720", RESIDENT, False), ("tran1_w720", [], True),
+    pytest.param("lin_w720", RESIDENT, True, marks=pytest.mark.slow),
+    pytest.param("tran1_w720", [], False, marks=pytest.mark.slow),
+])
 def test_probing_leaves_the_encoder_alone(name, overrides, augment, images, masked, tmp_path, encoded):
     """Three epochs with three validations of 4 images; two batches of 6 an epoch."""
     options = [*overrides, "--optim.epochs", "3"]

@@ -81,7 +81,7 @@ def test_kill_and_resume(uninterrupted, recipe_file, images, tmp_path):
     out = tmp_path / "run"
     program = "import sys, torch; from finola.cli.main import main; torch.set_num_threads(1); main(sys.argv[1:])"
     command = [sys.executable, "-c", program, "train", str(recipe_file), "--data", str(images / "train"),
-               "--val", str(images / "val"), "--out", str(out)]
+               "--val", str(images / "val"), "--out", str(out), "--trainer.checkpoint_steps", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (out / "last.ckpt").exists() and process.poll() is None:
         time.sleep(0.01)

@@ -14,7 +14,7 @@ model: {name: finola_mfw720_c768_r8, start: random, pool_heads: 2, embed_dim: 16
         decoder_widths: [16, 8, 8]}
 data: {image_size: 32, num_workers: 0}
 optim: {batch_size: 4, epochs: 2, warmup_epochs: 1}
-trainer: {precision: 32-true, accelerator: cpu, ema_decay: 0.9, checkpoint_steps: 1}
+trainer: {precision: 32-true, accelerator: cpu, ema_decay: 0.9}
 """
 
 

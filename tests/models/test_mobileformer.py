@@ -345,6 +345,7 @@ def export_round_trip(encoder: nn.Module, path, **kwargs) -> nn.Module:
     return torch.export.load(path).module()
 
 
+@pytest.mark.slow
 def test_export_round_trip(tmp_path):
     encoder = small(num_classes=10).eval()
     loaded = export_round_trip(encoder, tmp_path / "encoder.pt2")
@@ -362,6 +363,7 @@ def test_export_round_trip_at_any_batch_and_height(tmp_path):
     torch.testing.assert_close(loaded(x), encoder(x))
 
 
+@pytest.mark.slow
 def test_compiled_with_checkpointing_equals_eager():
     tiny = MobileFormerConfig(stem=8, stages=(((16, 8),), ((16, 8),), ((16, 8),)), out_channels=16)
     plain, saving = (MobileFormer(tiny, num_classes=5) for _ in range(2))

@@ -118,7 +118,7 @@ def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ReconstructionTask, "loss", loss)
     with pytest.raises(NonFiniteLoss, match="not finite at step 2") as error:
-        train(recipe_file, images, tmp_path / "run")
+        train(recipe_file, images, tmp_path / "run", "--trainer.checkpoint_steps", "1")
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["converged"], result["finished"], result["step"]) == (False, False, 2)
     names = open_data([images / "train"])
@@ -164,7 +164,7 @@ def test_sigterm_to_the_command(recipe_file, images, tmp_path):
     """Exit code 143, one line, a checkpoint; signalled as soon as the first epoch is over."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "finola.cli", "train", str(recipe_file), "--data", str(images / "train"),
-               "--out", str(out), "--optim.epochs", "1000", "--trainer.checkpoint_steps", "null"]
+               "--out", str(out), "--optim.epochs", "1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env={**os.environ, "OMP_NUM_THREADS": "1"})
     for line in process.stdout:

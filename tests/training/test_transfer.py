@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
+
 import pytest
 import torch
 from training import unequal
@@ -30,8 +33,13 @@ SMALL = {  # name in the tests -> registered name and what makes it small
 
 def build(kind, seed=0, **options):
     """A small model with every tensor drawn from `seed`, counters and zeros too: no two models have one in common."""
+    return deepcopy(built(kind, seed, tuple(options.items())))
+
+
+@cache
+def built(kind, seed, options):
     name, small = SMALL[kind]
-    model = create_model(name, **(small | options))
+    model = create_model(name, **(small | dict(options)))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tensor in model.state_dict().values():

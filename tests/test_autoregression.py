@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import random_law
 
 from finola.autoregression import (
     PATHS,
@@ -25,12 +26,8 @@ from finola.kernels.grid import DIRECTIONS, resolve_origin
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-def problem(size, channels=7, batch=2, seed=0, gain=0.5):
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, channels, generator=generator, dtype=torch.float64)
-    weights = {d: gain / channels**0.5 * torch.randn(channels, channels, generator=generator, dtype=torch.float64)
-               for d in DIRECTIONS}
-    return q, weights
+def problem(size, channels=7, **options):
+    return random_law(channels, **options)
 
 
 def gradients(z, inputs, seed=1):

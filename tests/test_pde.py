@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from laws import random_law
+from tiny_models import COARSE, autoencoder
 
 from finola.autoregression import PATHS, advance, autoregress
 from finola.errors import FinolaError
@@ -13,20 +15,13 @@ SIZE, ORIGIN = (4, 5), (1, 2)
 YS, XS = (-1, 0, 1, 2), (-2, -1, 0, 1, 2)
 
 
-def problem(channels=6, batch=2, seed=0, gain=0.5):
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(batch, channels, generator=generator, dtype=torch.float64)
-    matrices = {d: gain / channels**0.5 * torch.randn(channels, channels, generator=generator, dtype=torch.float64)
-                for d in DIRECTIONS}
-    return q, matrices
+def problem(channels=6, **options):
+    return random_law(channels, **options)
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = AutoencoderConfig("mobileformer_w720", embed_dim=16, image_size=32, map_size=4, pool_heads=1,
-                               decoder_widths=(16, 8, 8, 8))
-    return FinolaAutoencoder(config).eval()
+    return autoencoder(**COARSE)
 
 
 # flow

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from PIL import Image, ImageSequence
+from tiny_models import COARSE, autoencoder
 
 from finola.analysis.equations import BICUBIC, SCHEMES, measure_equations, off_axes, plot_equations, renderings_panel
 from finola.analysis.growth import (
@@ -21,15 +22,12 @@ from finola.data.images import to_tensor
 from finola.drawing import GAP, LABEL_HEIGHT, to_image
 from finola.errors import DataError, FinolaError
 from finola.evaluation.metrics import psnr
-from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
 from finola.pde import render
 from finola.weights import save_weights
 
 
 def tiny(**changes):
-    torch.manual_seed(0)
-    options = {"embed_dim": 16, "image_size": 32, "map_size": 4, "pool_heads": 1, "decoder_widths": (16, 8, 8, 8)}
-    return FinolaAutoencoder(AutoencoderConfig("mobileformer_w720", **options | changes)).eval()
+    return autoencoder(**COARSE | changes)
 
 
 @pytest.fixture(scope="module")

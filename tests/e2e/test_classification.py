@@ -9,7 +9,7 @@ import signal
 
 import pytest
 import torch
-from training import read_checkpoint, unequal
+from training import read_checkpoint, signal_at, unequal
 
 from finola.data import build_loader, open_data
 from finola.factory import create_model
@@ -132,18 +132,6 @@ def test_kept_features_score_as_the_images_do(images, masked, tmp_path):
 # fine-tuning --------------------------------------------------------------------------------------
 
 
-def stop_at(monkeypatch, batch):
-    """SIGTERM in the middle of training batch `batch`, counted over all epochs."""
-    original = ClassificationTask.training_step
-
-    def training_step(task, *args):
-        if task.trainer.fit_loop.total_batch_idx == batch:
-            signal.raise_signal(signal.SIGTERM)
-        return original(task, *args)
-
-    monkeypatch.setattr(ClassificationTask, "training_step", training_step)
-
-
 @pytest.mark.parametrize(("name", "overrides"), [
     ("tran1_ft_w720", EVERYTHING),
     pytest.param("tran1_w720", [], marks=pytest.mark.slow),
@@ -154,7 +142,7 @@ def test_resume_in_mid_epoch(name, overrides, images, masked, tmp_path, monkeypa
     overrides = [*overrides, "--optim.epochs", "2", "--trainer.precision", "32-true"]
     train(name, images, tmp_path / "whole", *overrides, init_from=masked)
     with monkeypatch.context() as patch:
-        stop_at(patch, 2)
+        signal_at(patch, ClassificationTask, 2)
         with pytest.raises(SystemExit) as stop:
             train(name, images, tmp_path / "run", *overrides, init_from=masked)
     assert stop.value.code == 128 + signal.SIGTERM

@@ -11,6 +11,7 @@ from finola.registry import DEFAULT_MODEL
 
 SIZE, CHANNELS = 32, 16  # of the autoencoder: pixels on a side, numbers in q
 AUTOENCODER = {"image_size": SIZE, "embed_dim": CHANNELS, "decoder_widths": (16, 8, 8), "pool_heads": 2}
+COARSE = {"map_size": 4, "decoder_widths": (16, 8, 8, 8), "pool_heads": 1}  # with a map of 4x4
 
 
 def autoencoder(**options) -> FinolaAutoencoder:

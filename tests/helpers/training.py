@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,15 @@ def assert_same_gradients_and_buffers(a: nn.Module, b: nn.Module) -> None:
         torch.testing.assert_close(p.grad, q.grad, msg=lambda text, name=name: f"{name}: {text}")
     for (name, p), q in zip(a.named_buffers(), b.buffers(), strict=True):
         torch.testing.assert_close(p, q, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def signal_at(monkeypatch, task: type, batch: int, number: int = signal.SIGTERM) -> None:
+    """Send ourselves a signal in the middle of a task's training batch `batch`, counted over all epochs."""
+    original = task.training_step
+
+    def training_step(self, *args):
+        if self.trainer.fit_loop.total_batch_idx == batch:
+            signal.raise_signal(number)
+        return original(self, *args)
+
+    monkeypatch.setattr(task, "training_step", training_step)

@@ -59,6 +59,14 @@ def same(a, b):
     return all(torch.equal(x[2], y[2]) for x, y in zip(a, b, strict=True))
 
 
+@pytest.fixture(params=["folder", "resident"])
+def make_loader(request, data):
+    if request.param == "folder":
+        return lambda **options: build_loader(data, **OPTIONS | options)
+    images = ResidentImages(data, 30, progress=False)
+    return lambda **options: ResidentLoader(images, **OPTIONS | options)
+
+
 # --- data sets ---------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,14 @@ def data(tmp_path_factory):
     return ImageFolder(root)
 
 
+@pytest.fixture(params=["folder", "resident"])
+def make_loader(request, data):
+    if request.param == "folder":
+        return lambda **options: build_loader(data, **OPTIONS | options)
+    images = ResidentImages(data, 30, progress=False)
+    return lambda **options: ResidentLoader(images, **OPTIONS | options)
+
+
 def pixels(loader, epoch=0):
     loader.set_epoch(epoch)
     return torch.cat([batch["image"] for batch in loader])

@@ -270,7 +270,7 @@ class Method(nn.Module):
         return getattr(self.model, self.name)(x)
 
 
-@pytest.mark.parametrize("name", ["encode", "decode"])
+@pytest.mark.parametrize("name", [pytest.param("encode", marks=pytest.mark.slow), "decode"])
 def test_export_round_trip(tmp_path, name):
     model = tiny().eval()
     x = images(model) if name == "encode" else torch.randn(2, 16)

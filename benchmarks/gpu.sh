@@ -12,7 +12,7 @@ out=${OUT:-results}
 failed=0
 step() { echo "== $*"; "$@" || { echo "== FAILED: $*"; failed=1; }; }
 
-step timeout 100 python3 -m pytest -m gpu tests
+step timeout 100 python3 -m pytest -m gpu tests/e2e/test_gpu.py tests/data/test_loader.py
 step timeout 70 python3 benchmarks/pretraining.py --device cuda --batch-size 64 --rounds 2 \
     --out "$out/pretraining_gpu.json"
 step timeout 130 python3 benchmarks/operator_bars.py --device cuda --out "$out/operator_gpu.json"

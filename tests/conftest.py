@@ -1,9 +1,26 @@
-"""Fixtures of the tests that train. `tests/` is on the path, so that they share `training.py`."""
+"""What tests in several rooms share. `tests/helpers` is on the path, for what is not a fixture."""
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each of several workers, and for the processes they start
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 import torch
 from coco_data import RECIPES
+from tiny_models import autoencoder
 from training import RECIPE, make_images
+
+from finola.weights import save_weights
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Each test draws the same random numbers, whichever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +33,20 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
+def model():
+    """An untrained autoencoder of 32-px images, not to be changed."""
+    return autoencoder()
+
+
+@pytest.fixture(scope="session")
+def weights(model, tmp_path_factory):
+    """A file with its weights, not to be changed."""
+    return save_weights(model, tmp_path_factory.mktemp("weights") / "tiny.safetensors")
+
+
+@pytest.fixture(scope="session")
 def images(tmp_path_factory):
+    """A folder with train/ of 12 and val/ of 4 pictures in two classes."""
     return make_images(tmp_path_factory.mktemp("images"))
 
 

@@ -127,14 +127,15 @@ def check_operator() -> Iterator[Check]:
 
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        error = _operator_error()
+        error = operator_error()
         yield Check("self-test", "operator", error < TOLERANCE, f"differs from the literal recursion by {error:.1e}")
         same = _survives_a_file()
         yield Check("self-test", "model", same, "a tiny model read back from a file reconstructs "
                     + ("the same image" if same else "another image"))
 
 
-def _operator_error() -> float:
+def operator_error() -> float:
+    """The largest difference of the operator from the literal recursion on a small map."""
     import torch
 
     from finola.autoregression import EPS, autoregress, autoregress_literal

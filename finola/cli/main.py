@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     except FinolaError as error:
         return _fail(args, str(error), error.exit_code)
     except ModuleNotFoundError as error:
-        return _fail(args, _missing_extra(error), 2)
+        return _fail(args, missing_extra(error), 2)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(args, f"{where}{error.strerror or error}", 3)
@@ -73,7 +73,7 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
     return code
 
 
-def _missing_extra(error: ModuleNotFoundError) -> str:
+def missing_extra(error: ModuleNotFoundError) -> str:
     extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
     extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
     extra = extras.get((error.name or "").split(".")[0])

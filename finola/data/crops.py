@@ -19,7 +19,7 @@ ATTEMPTS = 10  # crops tried before the largest centre crop is taken
 DRAWS = 2 * ATTEMPTS + 3  # random numbers of a crop: areas, ratios, place and flip
 VIEW_DRAWS = DRAWS + 1  # of a view: its crop's, then the seed of its policy
 RATIO = (3 / 4, 4 / 3)  # width over height of a crop
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,18 @@ def uniforms(seed: int, epoch: int, indices: np.ndarray, count: int, skip: int =
 
     `skip` leaves out the first numbers."""
     keys = _hash(seed, epoch, np.asarray(indices))[:, None]  # (n, 1)
-    bits = _mix(keys + _GOLDEN * np.arange(skip + 1, skip + count + 1, dtype=np.uint64))  # (n, count)
+    bits = splitmix64(keys + GOLDEN * np.arange(skip + 1, skip + count + 1, dtype=np.uint64))  # (n, count)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _hash(seed: int, epoch: int, indices: np.ndarray) -> np.ndarray:
     """(n,) uint64, one for each (seed, epoch, index)."""
-    state = _mix(np.array([seed], dtype=np.int64).view(np.uint64) + _GOLDEN)
-    state = _mix(state + _GOLDEN * np.array([epoch + 1], dtype=np.uint64))
-    return _mix(state + _GOLDEN * (indices.astype(np.uint64) + np.uint64(1)))
+    state = splitmix64(np.array([seed], dtype=np.int64).view(np.uint64) + GOLDEN)
+    state = splitmix64(state + GOLDEN * np.array([epoch + 1], dtype=np.uint64))
+    return splitmix64(state + GOLDEN * (indices.astype(np.uint64) + np.uint64(1)))
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def splitmix64(x: np.ndarray) -> np.ndarray:
     """The last stage of SplitMix64 (Steele, Lea and Flood 2014): a bijection of 64-bit integers in which each
     bit of x affects every bit of the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 import torch
-from training import read_checkpoint, unequal
+from training import read_checkpoint, signal_at, unequal
 
 from finola.data import Batches, build_loader, open_data
 from finola.factory import create_model
@@ -53,8 +53,9 @@ def mae(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "overrides"), [
-    ("lin_w720", RESIDENT), ("tran1_w720", []), ("lin_vit_tiny", RESIDENT), ("tran1_ft_w720", EVERYTHING),
-    ("tran4_ft_w720", []), ("ft_vit_tiny", []), ("supervised_w720", []),
+    ("lin_vit_tiny", RESIDENT), ("tran1_ft_w720", EVERYTHING), ("supervised_w720", []),
+    pytest.param("lin_w720", RESIDENT, marks=pytest.mark.slow),
+    *(pytest.param(name, [], marks=pytest.mark.slow) for name in ("tran1_w720", "tran4_ft_w720", "ft_vit_tiny")),
 ])
 def test_two_steps(name, overrides, images, masked, mae, tmp_path):
     source = None if name.startswith("supervised") else mae if "vit" in name else masked
@@ -98,8 +99,11 @@ def encoded(monkeypatch):
     return sizes
 
 
-@pytest.mark.parametrize(("name", "overrides"), [("lin_w720", RESIDENT), ("tran1_w720", [])])
-@pytest.mark.parametrize("augment", [True, False])
+@pytest.mark.parametrize(("name", "overrides", "augment"), [
+    ("lin_w720", RESIDENT, False), ("tran1_w720", [], True),
+    pytest.param("lin_w720", RESIDENT, True, marks=pytest.mark.slow),
+    pytest.param("tran1_w720", [], False, marks=pytest.mark.slow),
+])
 def test_probing_leaves_the_encoder_alone(name, overrides, augment, images, masked, tmp_path, encoded):
     """Three epochs with three validations of 4 images; two batches of 6 an epoch."""
     options = [*overrides, "--optim.epochs", "3"]
@@ -128,21 +132,9 @@ def test_kept_features_score_as_the_images_do(images, masked, tmp_path):
 # fine-tuning --------------------------------------------------------------------------------------
 
 
-def stop_at(monkeypatch, batch):
-    """SIGTERM in the middle of training batch `batch`, counted over all epochs."""
-    original = ClassificationTask.training_step
-
-    def training_step(task, *args):
-        if task.trainer.fit_loop.total_batch_idx == batch:
-            signal.raise_signal(signal.SIGTERM)
-        return original(task, *args)
-
-    monkeypatch.setattr(ClassificationTask, "training_step", training_step)
-
-
 @pytest.mark.parametrize(("name", "overrides"), [
     ("tran1_ft_w720", EVERYTHING),
-    ("tran1_w720", []),
+    pytest.param("tran1_w720", [], marks=pytest.mark.slow),
     ("lin_w720", [*RESIDENT, "--data.augment", "false"]),
 ])
 def test_resume_in_mid_epoch(name, overrides, images, masked, tmp_path, monkeypatch):
@@ -150,7 +142,7 @@ def test_resume_in_mid_epoch(name, overrides, images, masked, tmp_path, monkeypa
     overrides = [*overrides, "--optim.epochs", "2", "--trainer.precision", "32-true"]
     train(name, images, tmp_path / "whole", *overrides, init_from=masked)
     with monkeypatch.context() as patch:
-        stop_at(patch, 2)
+        signal_at(patch, ClassificationTask, 2)
         with pytest.raises(SystemExit) as stop:
             train(name, images, tmp_path / "run", *overrides, init_from=masked)
     assert stop.value.code == 128 + signal.SIGTERM

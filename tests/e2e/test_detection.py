@@ -11,7 +11,7 @@ import pytest
 import torch
 from coco_data import COLOURS, RECIPES, make_coco
 from PIL import Image
-from training import read_checkpoint, unequal
+from training import read_checkpoint, signal_at, unequal
 
 from finola.cli.main import main
 from finola.detection.coco import decode_mask
@@ -261,15 +261,8 @@ def test_resume_in_mid_epoch(kind, overrides, recipes, coco, autoencoder, tmp_pa
     recipe = load_recipe(recipes[kind], overrides)
     data, options = ([str(coco["train"])], [str(coco["val"])]), {"init_from": autoencoder}
     engine.fit(recipe, *data, tmp_path / "whole", **options)
-    original = DetectionTask.training_step
-
-    def training_step(task, *args):
-        if task.trainer.fit_loop.total_batch_idx == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return original(task, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTask, "training_step", training_step)
+        signal_at(patch, DetectionTask, 2)
         with pytest.raises(SystemExit) as stop:
             engine.fit(recipe, *data, tmp_path / "run", **options)
     assert stop.value.code == 128 + signal.SIGTERM

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from pkgutil import resolve_name
 
 import pytest
 import torch
-from training import make_images, read_checkpoint, unequal
+from training import make_images, read_checkpoint, signal_at, unequal
 
 from finola.errors import RecipeError
 from finola.training.recipe import load_recipe
@@ -61,15 +60,8 @@ def test_resume_in_mid_epoch(name, images, tmp_path, monkeypatch):
     epochs = ("--optim.epochs", "2", "--trainer.precision", "32-true")
     pretrain(name, images, tmp_path / "whole", *epochs)
     task = resolve_name(load_recipe(f"imagenette/{name}").model_config().task)
-    original = task.training_step
-
-    def training_step(self, *args):
-        if self.trainer.fit_loop.total_batch_idx == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, *args)
-
     with monkeypatch.context() as patch:
-        patch.setattr(task, "training_step", training_step)
+        signal_at(patch, task, 2)
         with pytest.raises(SystemExit):
             pretrain(name, images, tmp_path / "run", *epochs)
     assert read_checkpoint(tmp_path / "run")["global_step"] == 3
@@ -117,7 +109,9 @@ def flat(folder, out):
     return out
 
 
-@pytest.mark.parametrize("unlabelled", [("train", "val"), ("train",), ("val",)])
+@pytest.mark.parametrize("unlabelled", [
+    ("train",), *(pytest.param(splits, marks=pytest.mark.slow) for splits in (("val",), ("train", "val"))),
+])
 def test_without_labels_there_is_no_knn(unlabelled, more_images, tmp_path):
     sets = {split: flat(more_images / split, tmp_path / split) if split in unlabelled else more_images / split
             for split in ("train", "val")}

@@ -190,8 +190,10 @@ def test_twin_of_a_detector_is_the_same_but_for_its_scale(row):
 
 
 @pytest.mark.parametrize("name", [
-    "imagenet/resolution_256", "imagenet/autoregression_repeat_16", "imagenet/autoregression_repeat_pos_16",
-    "imagenet/autoregression_linear_16", "imagenet/normalisation_batch", "imagenette/origin_bottom_right",
+    "imagenet/resolution_256", "imagenet/normalisation_batch",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (
+        "imagenet/autoregression_repeat_16", "imagenet/autoregression_repeat_pos_16",
+        "imagenet/autoregression_linear_16", "imagenette/origin_bottom_right")),
 ])
 def test_two_steps(name, images, tmp_path, one_thread):
     """At debug size: 32-px images, a map of at most 8x8, 16 numbers in q."""

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from training import read_checkpoint, unequal
+from training import read_checkpoint, signal_at, unequal
 
 from finola.training.recipe import load_recipe
 from finola.weights import read_tensors
@@ -32,18 +32,6 @@ def uninterrupted(one_thread, recipe_file, images, tmp_path_factory):
     return out
 
 
-def signal_at(monkeypatch, batch: int, number: int):
-    """Send ourselves a signal in the middle of training batch `batch`, counted over all epochs."""
-    original = ReconstructionTask.training_step
-
-    def training_step(task, *args):
-        if task.trainer.fit_loop.total_batch_idx == batch:
-            signal.raise_signal(number)
-        return original(task, *args)
-
-    monkeypatch.setattr(ReconstructionTask, "training_step", training_step)
-
-
 @pytest.mark.parametrize(("batch", "number"), [
     (0, signal.SIGTERM),  # first step
     (2, signal.SIGINT),  # last step of the first epoch: stops after its validation
@@ -52,7 +40,7 @@ def signal_at(monkeypatch, batch: int, number: int):
 def test_signal_and_resume(batch, number, uninterrupted, recipe_file, images, tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        signal_at(patch, batch, number)
+        signal_at(patch, ReconstructionTask, batch, number)
         with pytest.raises(SystemExit) as stop:
             train(recipe_file, images, out)
     assert stop.value.code == 128 + number
@@ -68,7 +56,7 @@ def test_resume_within_accumulation(recipe_file, images, tmp_path, monkeypatch):
     halves = ("--trainer.accumulate", "2")
     train(recipe_file, images, tmp_path / "whole", *halves)
     with monkeypatch.context() as patch:
-        signal_at(patch, 2, signal.SIGTERM)
+        signal_at(patch, ReconstructionTask, 2, signal.SIGTERM)
         with pytest.raises(SystemExit):
             train(recipe_file, images, tmp_path / "run", *halves)
     assert read_checkpoint(tmp_path / "run")["global_step"] == 2
@@ -81,7 +69,7 @@ def test_kill_and_resume(uninterrupted, recipe_file, images, tmp_path):
     out = tmp_path / "run"
     program = "import sys, torch; from finola.cli.main import main; torch.set_num_threads(1); main(sys.argv[1:])"
     command = [sys.executable, "-c", program, "train", str(recipe_file), "--data", str(images / "train"),
-               "--val", str(images / "val"), "--out", str(out)]
+               "--val", str(images / "val"), "--out", str(out), "--trainer.checkpoint_steps", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not (out / "last.ckpt").exists() and process.poll() is None:
         time.sleep(0.01)

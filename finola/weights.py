@@ -107,8 +107,8 @@ def weights_hash(path: str | Path) -> str:
 
 
 class _ParametersOnMeta(TorchFunctionMode):
-    """Within it, what torch.empty gives has no memory, and is not filled with random numbers: a false configuration
-    costs nothing, a true one no time. Buffers hold their values."""
+    """Within it, what torch.empty gives is on the meta device, stays there, and is not filled with random numbers: a
+    false configuration costs no memory, a true one no time. Buffers hold their values."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
                            kwargs: dict[str, Any] | None = None) -> Any:
@@ -117,6 +117,9 @@ class _ParametersOnMeta(TorchFunctionMode):
             return func(*args, **{**kwargs, "device": "meta"})
         if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
             return args[0] if args else kwargs["tensor"]
+        if func is Tensor.to and args[0].is_meta:
+            types_asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+            return args[0].to(*types_asked) if types_asked else args[0]
         return func(*args, **kwargs)
 
 

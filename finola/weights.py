@@ -57,7 +57,11 @@ def load_weights(path: str | Path) -> ImageModel:
                            "it was not written by finola.save_weights of this version")
     config = _read_config(path, metadata.get("config", ""), config_class(known[1]))
     model = _build(path, config)
-    model.load_state_dict(check_state(model, tensors, path), assign=True)
+    state = check_state(model, tensors, path)
+    if any(buffer.is_meta for name, buffer in model.named_buffers() if name not in state):
+        model = config.without_start().build()  # with values of its own that no file holds
+        model.config = config
+    model.load_state_dict(state, assign=True)
     return model
 
 

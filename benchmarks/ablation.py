@@ -6,7 +6,7 @@
         --data IMAGENETTE/train --val IMAGENETTE/val -- --optim.epochs 5
 
 Each run's folder lies beside the table's in runs/; a run that was stopped is resumed. RESULT.json holds what every
-run's result.json says, RESULT.md the table, RESULT.png the pictures.
+run's result.json says, RESULT.md the table, RESULT.png the images.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     python benchmarks/detection.py [--device cuda] [--models NAME ...] [--repeats 9] [--out results/detection_cpu.json]
 
-A batch of one picture of 800x1333 (padded to 800x1344); on a GPU also under bf16 autocast and in batches of 8. The
+A batch of one image of 800x1333 (padded to 800x1344); on a GPU also under bf16 autocast and in batches of 8. The
 models take turns, and a ratio of latencies is the median of the turns' ratios. Weights are random, and none of an
 R-CNN's scores would pass its threshold, so that is set to let `CANDIDATES` boxes through to the suppression. Nearly
 100 objects remain, as many as it gives at most: Mask R-CNN, which makes a mask for each, is shown at its dearest.
@@ -39,7 +39,7 @@ MEBIBYTE = 2**20
 
 
 class Detecting(nn.Module):
-    """A model and the pictures it is timed on: a call finds their objects."""
+    """A model and the images it is timed on: a call finds their objects."""
 
     def __init__(self, name: str, size: tuple[int, int], device: str):
         super().__init__()
@@ -53,7 +53,7 @@ class Detecting(nn.Module):
             self.model.roi_heads.score_thresh = self.candidate_score()
 
     def fill(self, batch_size: int) -> None:
-        """Take `batch_size` pictures."""
+        """Take `batch_size` images."""
         device = next(self.parameters()).device
         pictures = torch.rand(batch_size, 3, *self.size, generator=torch.Generator().manual_seed(0)).to(device)
         sizes = torch.tensor([self.size] * batch_size, device=device)
@@ -66,7 +66,7 @@ class Detecting(nn.Module):
         return self.model(*self.inputs) if self.foreign else self.model.detect(*self.inputs)
 
     def candidate_score(self) -> float:
-        """The score that `CANDIDATES` boxes of the picture pass."""
+        """The score that `CANDIDATES` boxes of the image pass."""
         logits = []
         handle = self.model.roi_heads.box_predictor.register_forward_hook(lambda _m, _in, out: logits.append(out[0]))
         self()
@@ -126,7 +126,7 @@ def rows(models: dict[str, Detecting], counts: dict, memory: dict[str, int], tim
     for name in models:
         result.append({
             "model": name, "precision": precision, "batch_size": batch_size,
-            "params": counts[name].params, "macs": counts[name].macs,  # for one picture
+            "params": counts[name].params, "macs": counts[name].macs,  # for one image
             "latency_ms": round(1000 * median(times[name]), 1),
             "images_per_second": round(batch_size / median(times[name]), 2),
             "memory_mib": round(memory[name] / MEBIBYTE, 1),

@@ -7,7 +7,7 @@ The recipes are the Imagenette twins, scaled down further to what two CPU cores 
 smallest encoders, one transformer block in the decoders of masked FINOLA-B and of MAE, 12 epochs. Probes see centre
 squares, so that the frozen encoder's features are computed once. Runs lie in --runs; those that have finished are kept,
 one that was stopped is resumed, so several processes may share the work (--methods). RESULT.json holds every run's
-result.json, RESULT.md the table, RESULT.png the pictures of the pre-training.
+result.json, RESULT.md the table, RESULT.png the images of the pre-training.
 """
 
 import argparse

@@ -47,7 +47,7 @@ def ratio(words: list[str]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("photo", help="a picture of any size")
+    parser.add_argument("photo", help="an image of any size")
     parser.add_argument("--repeats", type=int, default=7, help="runs of each command, in turn (%(default)s)")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()

@@ -66,7 +66,7 @@ def pretraining() -> str:
         "## Pre-training methods on one budget, scaled down",
         "Imagenette at 64 px, 12 epochs of pre-training, W720 or ViT-tiny, one transformer block in the decoders of B "
         "and MAE; linear and tran-1 probing on centre squares, four epochs of fine-tuning; top-1 in %. The supervised "
-        "row is trained for the same 12 epochs. PSNR is that of the masked region, for FINOLA of the whole picture.",
+        "row is trained for the same 12 epochs. PSNR is that of the masked region, for FINOLA of the whole image.",
         text,
         "B leads E in linear probing, in k-NN and after fine-tuning, not in tran-1; after 12 epochs neither leads "
         "vanilla FINOLA, and all are within a few points of the untrained encoder: masked prediction has hardly "
@@ -89,11 +89,11 @@ def pretraining_cost() -> str:
 
 
 def codec() -> str:
-    """Kodak at one rate and the curves' picture."""
+    """Kodak at one rate and the curves' image."""
     table = read("rd/target.json")
     lines = ["## The codec beside others", "",
-             f"The {table['images']} Kodak pictures, whole files; each codec at the highest setting whose file stays "
-             f"below {table['target']} bit per pixel, picture by picture.", "",
+             f"The {table['images']} Kodak images, whole files; each codec at the highest setting whose file stays "
+             f"below {table['target']} bit per pixel, image by image.", "",
              "| codec | bit per pixel | PSNR, dB | MS-SSIM |", "|---|---|---|---|"]
     lines += [f"| {name} | {p['bpp']:.3f} | {p['psnr']:.2f} | {p['ms_ssim']:.3f} |"
               for name, p in table["codecs"].items()]
@@ -124,9 +124,9 @@ def detection() -> str:
     """The two runs that fit coco128, and the detectors' speed."""
     names = {"detr": "DETR, MF-Dec-211, W720", "mask_rcnn": "Mask R-CNN, W720"}
     lines = ["## Detection", "",
-             "coco128's 128 pictures, trained on for an hour and a half and scored on the same pictures: a check that "
+             "coco128's 128 images, trained on for an hour and a half and scored on the same images: a check that "
              "the pipeline learns, no measure of quality. COCO's average precision in %, in training's validation, in "
-             "batches and bf16, and by `finola detect eval`, one picture at a time in fp32.", "",
+             "batches and bf16, and by `finola detect eval`, one image at a time in fp32.", "",
              "| model | recipe | epochs | box AP | mask AP | eval: box AP | mask AP | hours |",
              "|---|---|---|---|---|---|---|---|"]
     for key, name in names.items():
@@ -140,7 +140,7 @@ def detection() -> str:
                   f"![{name}: curve](../results/detection/{key}/curve.png)"]
     speed = read("detection_cpu.json")
     height, width = speed["size"]
-    lines += ["", f"Inference on one picture of {height}x{width}, random weights, over torchvision's Faster R-CNN "
+    lines += ["", f"Inference on one image of {height}x{width}, random weights, over torchvision's Faster R-CNN "
               "R50-FPN in the same run; memory is what model and detection take beside Python and the libraries.", "",
               "| model | parameters, M | GMACs | latency, ms | of Faster R-CNN | memory, MiB | of Faster R-CNN |",
               "|---|---|---|---|---|---|---|"]
@@ -171,7 +171,7 @@ def card() -> str:
     return "\n".join([
         f"# Model card: {weights['model']}", "", "Written by `python benchmarks/tables.py`.", "",
         "An autoencoder for 128-px squares: 768 numbers in q, an 8x8 map, a Mobile-Former W720 as encoder. Meant for "
-        "trying the method, for tests and as a start; not for pictures that matter.", "",
+        "trying the method, for tests and as a start; not for images that matter.", "",
         f"- **Weights**: fp16 safetensors, {weights['bytes'] / 2**20:.1f} MiB, sha256 `{weights['sha256']}`",
         f"- **Recipe**: `{weights['recipe']}`, seed {weights['seed']}, {weights['steps']} steps of "
         f"{weights['settings']['optim']['batch_size']} images", f"- **Data**: {weights['data']}",
@@ -179,11 +179,11 @@ def card() -> str:
         f"{weights['images_per_second']:.0f} images/s; commit {weights['commit']}",
         f"- **Note**: {weights['note']}",
         f"- **Scores** on Imagenette's validation set, 128 px, fp16 weights: PSNR {scores['psnr']:.2f} dB (of the "
-        f"pooled error {scores['psnr_pooled']:.2f} dB, of 8-bit pictures {scores['psnr_8bit']:.2f} dB), SSIM "
+        f"pooled error {scores['psnr_pooled']:.2f} dB, of 8-bit images {scores['psnr_8bit']:.2f} dB), SSIM "
         f"{scores['ssim']:.3f}",
         f"- **Licence of the images**: {weights['licence']}",
         "- **Limits**: fine detail, faces and text are lost. The training set is small and holds ten classes for the "
-        "most part; other pictures fare worse.", "",
+        "most part; other images fare worse.", "",
         "| epoch | step | training PSNR, dB | validation PSNR, dB |", "|---|---|---|---|", *curve, "",
         "![training curve](../results/shipped_training_curve.png)"])
 

@@ -1,4 +1,4 @@
-"""The operator in a model of your own: a few layers around one vector, fitted to eight pictures.
+"""The operator in a model of your own: a few layers around one vector, fitted to eight images.
 
 `Finola` is an ordinary module, q (B, C) -> z (B, C, H, W). Here it grows an 8x8 map from the vector of a small
 encoder, and one layer paints a 4x4 patch at each position.

@@ -1,4 +1,4 @@
-"""Pictures for people: rows of images with labels."""
+"""Images for people: rows of images with labels."""
 
 from __future__ import annotations
 
@@ -74,19 +74,19 @@ def confusion(counts: Tensor, classes: Sequence[str]) -> Image.Image:
 
 
 def rasterise(figure: Figure) -> Image.Image:
-    """A matplotlib figure as a picture."""
+    """A matplotlib figure as an image."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return Image.open(buffer).convert("RGB")
 
 
-def stack(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures under one another, on white."""
-    canvas = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), "white")
+def stack(images: Sequence[Image.Image]) -> Image.Image:
+    """Images under one another, on white."""
+    canvas = Image.new("RGB", (max(p.width for p in images), sum(p.height for p in images)), "white")
     top = 0
-    for picture in pictures:
-        canvas.paste(picture, (0, top))
-        top += picture.height
+    for image in images:
+        canvas.paste(image, (0, top))
+        top += image.height
     return canvas
 
 
@@ -101,6 +101,6 @@ def to_image(tensor: Tensor) -> Image.Image:
     """
     tensor = tensor.detach().float().cpu()
     if not torch.isfinite(tensor).all():
-        raise DataError("cannot make a picture of values that are not finite (NaN or infinity)")
+        raise DataError("cannot make an image of values that are not finite (NaN or infinity)")
     pixels = tensor.clamp(0, 1).mul(255).round().to(torch.uint8)
     return Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())

@@ -151,17 +151,17 @@ def render(
     method: str = "euler",
     step: float = 1.0,
 ) -> Tensor:
-    """The picture of q, `factor` times larger than the model was trained to paint. Two ways to get there:
+    """The image of q, `factor` times larger than the model was trained to paint. Two ways to get there:
 
     "map": the map is drawn on a grid `factor` times finer, and the decoder, which is convolutional, runs on that.
     Each position is cut into factor x factor ones. The decoder paints at each of them what it has learned to
     paint at a whole one, so this is right only as far as the decoder does not depend on scale.
 
     "pixels": map and decoder keep their grid, which is moved by fractions of a pixel, factor² times over; the
-    pictures are interleaved. This asks for the map at coordinates that are never further than half a pixel
+    images are interleaved. This asks for the map at coordinates that are never further than half a pixel
     (R / 2S of a position) from the trained ones.
 
-    Either way the picture covers the same square as the model's own, which is the case factor = 1. The outermost
+    Either way the image covers the same square as the model's own, which is the case factor = 1. The outermost
     coordinates lie less than half a position beyond the trained map; where q stands at its edge, the model has no
     matrix for them, and the edge's own z is taken.
 
@@ -193,11 +193,11 @@ def render(
         return paint(*(_parts(n, start, factor) for n, start in zip(law.size, starts, strict=True)))
     upsampling = model.config.image_size // model.config.map_size
     moves = [((i + 0.5) / factor - 0.5) / upsampling for i in range(factor)]
-    pictures = [
+    images = [
         paint(*([i - start + move for i in range(n)] for n, start, move in zip(law.size, starts, pair, strict=True)))
         for pair in itertools.product(moves, moves)  # (down, right)
     ]
-    return F.pixel_shuffle(torch.stack(pictures, dim=2).flatten(1, 2), factor)  # from (B, 3 factor², S, S)
+    return F.pixel_shuffle(torch.stack(images, dim=2).flatten(1, 2), factor)  # from (B, 3 factor², S, S)
 
 
 def _parts(length: int, origin: int, factor: int) -> list[float]:

@@ -46,7 +46,7 @@ def weights(model, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory):
-    """A folder with train/ of 12 and val/ of 4 pictures in two classes."""
+    """A folder with train/ of 12 and val/ of 4 images in two classes."""
     return make_images(tmp_path_factory.mktemp("images"))
 
 

@@ -59,7 +59,7 @@ class Toy(ImageModel):
         super().__init__(config)
         self.encoder = ToyEncoder(config.width)
         self.head = nn.Linear(config.width, 3)
-        self.register_buffer("peak", torch.empty(()).fill_(255.0), persistent=False)  # a value that no weights file holds
+        self.register_buffer("peak", torch.empty(()).fill_(255.0), persistent=False)  # in no file
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_image(x)

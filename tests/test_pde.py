@@ -171,7 +171,7 @@ def test_commutator_against_the_two_paths():
     assert 1e-3 < difference.max() <= 2
 
 
-# pictures
+# images
 
 @pytest.mark.parametrize("grid", GRIDS)
 def test_render_at_factor_one_is_decode(model, grid):

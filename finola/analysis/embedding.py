@@ -1,8 +1,8 @@
 """What the space of the vectors q holds (paper, appendix "Inspecting the Embedding Space"): the mean vector, the
-line through it, samples, mixtures and principal components, each decoded to a picture and measured.
+line through it, samples, mixtures and principal components, each decoded to an image and measured.
 
-Shapes: q (E, C) float64; pictures (E, 3, S, S) float RGB, clamped to [0, 1]; m is the mean vector (C,) of many
-images, E the examples at hand. Differences of pictures are in 8-bit levels, 0 to 255.
+Shapes: q (E, C) float64; images (E, 3, S, S) float RGB, clamped to [0, 1]; m is the mean vector (C,) of many
+images, E the examples at hand. Differences of images are in 8-bit levels, 0 to 255.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import require_evaluation
 
 FADE = (1.0, 0.75, 0.5, 0.25, 0.0)  # shares of q - m that are kept
-SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first picture in a mixture
+SHARES = (1.0, 0.75, 0.5, 0.25, 0.0)  # of the first image in a mixture
 SAMPLES = 16
-ENLARGED = 8  # times, the difference of the mean picture from its mean colour
+ENLARGED = 8  # times, the difference of the mean image from its mean colour
 BATCH = 16  # vectors decoded at once
-ROWS = 6  # examples shown in a picture
+ROWS = 6  # examples shown in an image
 
 
 # --- vectors -----------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def mirror_as_printed(q: Tensor, mean: Tensor) -> Tensor:
 
 
 def mix(a: Tensor, b: Tensor, share: float) -> Tensor:
-    """share · a + (1 - share) · b, of vectors or of pictures."""
+    """share · a + (1 - share) · b, of vectors or of images."""
     return share * a + (1 - share) * b
 
 
@@ -70,19 +70,19 @@ def project(q: Tensor, mean: Tensor, components: Components, count: int) -> Tens
     return mean + (q - mean) @ first @ first.T
 
 
-# --- measures of pictures ----------------------------------------------------------------------------------
+# --- measures of images ----------------------------------------------------------------------------------
 
 
 def grayness(x: Tensor) -> dict[str, float]:
-    """How far a picture (3, H, W) is from one gray, as mean absolute deviations in 8-bit levels: of each pixel's
-    channels from their mean, and of the pixels from the picture's mean colour. A plain gray has 0 and 0."""
+    """How far an image (3, H, W) is from one gray, as mean absolute deviations in 8-bit levels: of each pixel's
+    channels from their mean, and of the pixels from the image's mean colour. A plain gray has 0 and 0."""
     channels = (x - x.mean(0)).abs().mean()
     pixels = (x - x.mean((1, 2), keepdim=True)).abs().mean()
     return {"channels": 255 * channels.item(), "pixels": 255 * pixels.item()}
 
 
 def colour_correlation(a: Tensor, b: Tensor) -> dict[str, float]:
-    """Correlation over the pixels of two sets of pictures (E, 3, H, W), mean over the E pairs.
+    """Correlation over the pixels of two sets of images (E, 3, H, W), mean over the E pairs.
 
     `values` is that of all red, green and blue values, `hues` of what is left when each pixel's gray is taken
     away. Reversed colours have -1 in both."""
@@ -91,12 +91,12 @@ def colour_correlation(a: Tensor, b: Tensor) -> dict[str, float]:
 
 
 def roughness(x: Tensor) -> float:
-    """Mean absolute difference of neighbouring pixels of pictures (E, 3, H, W), in 8-bit levels."""
+    """Mean absolute difference of neighbouring pixels of images (E, 3, H, W), in 8-bit levels."""
     across, down = x.diff(dim=-1).abs().mean(), x.diff(dim=-2).abs().mean()
     return 255 * ((across + down) / 2).item()
 
 
-# --- studies: one picture and its numbers each -------------------------------------------------------------
+# --- studies: one image and its numbers each -------------------------------------------------------------
 
 
 class Study(NamedTuple):
@@ -125,11 +125,11 @@ class EmbeddingSpace:
     x_hat: Tensor
 
     def decode(self, q: Tensor) -> Tensor:
-        """q (n, C) -> pictures (n, 3, S, S) on the CPU, clamped."""
+        """q (n, C) -> images (n, 3, S, S) on the CPU, clamped."""
         return _decode(self.model, q)
 
     def shown(self) -> list[int]:
-        """The examples that pictures show: at most ROWS, spread evenly."""
+        """The examples that images show: at most ROWS, spread evenly."""
         count = len(self.x)
         return list(range(count)) if count <= ROWS else [i * count // ROWS for i in range(ROWS)]
 
@@ -149,7 +149,7 @@ def embedding_space(
         raise FinolaError(f"statistics: of vectors of {len(statistics.mean)} numbers, expected "
                           f"{model.config.embed_dim}, as the model makes them")
     if len(x) < 2:
-        raise DataError(f"examples: got {len(x)} pictures, expected at least 2, so that there is a mixture")
+        raise DataError(f"examples: got {len(x)} images, expected at least 2, so that there is a mixture")
     components = principal_components(statistics)
     device = model.mean.device
     q = torch.cat([model.encode(part.to(device)).cpu() for part in x.split(BATCH)]).double()
@@ -157,18 +157,18 @@ def embedding_space(
 
 
 def study_mean(space: EmbeddingSpace) -> Study:
-    """The picture of the mean vector, which the paper finds to be gray."""
-    picture = space.decode(space.mean[None])
-    colour = [255 * value for value in picture[0].mean((1, 2)).tolist()]
-    numbers = {"images": space.images, "mean_colour": colour, "deviation": grayness(picture[0])}
-    plain = picture.mean((2, 3), keepdim=True).expand_as(picture)
-    shown = torch.cat([picture, plain, 0.5 + ENLARGED * (picture - plain)])
+    """The image of the mean vector, which the paper finds to be gray."""
+    image = space.decode(space.mean[None])
+    colour = [255 * value for value in image[0].mean((1, 2)).tolist()]
+    numbers = {"images": space.images, "mean_colour": colour, "deviation": grayness(image[0])}
+    plain = image.mean((2, 3), keepdim=True).expand_as(image)
+    shown = torch.cat([image, plain, 0.5 + ENLARGED * (image - plain)])
     captions = [f"of {space.images} vectors", "its mean colour", f"{ENLARGED} x the difference"]
     return Study(numbers, panel([shown], ["the mean vector, decoded"], [captions]))
 
 
 def study_fade(space: EmbeddingSpace) -> Study:
-    """From q to the mean: pictures keep their content and lose their colours and contrast."""
+    """From q to the mean: images keep their content and lose their colours and contrast."""
     steps = [space.decode(along_line(space.q, space.mean, share)) for share in FADE]
     gray = steps[-1]
     numbers = [
@@ -191,11 +191,11 @@ def study_mirror(space: EmbeddingSpace) -> Study:
         "(3m - q) / 2": along_line(space.q, space.mean, -0.5),
         "2m - q (mirror)": mirror(space.q, space.mean),
     }
-    pictures = {name: space.decode(q) for name, q in line.items()}
-    readings = {"2m - q": pictures["2m - q (mirror)"], "2q - m": pictures["2q - m (printed)"]}
-    numbers = {name: {"correlation_with_reconstruction": colour_correlation(picture, space.x_hat)}
-               for name, picture in readings.items()}
-    return Study(numbers, _rows(space, [space.x, *pictures.values()], ["original", *pictures]))
+    images = {name: space.decode(q) for name, q in line.items()}
+    readings = {"2m - q": images["2m - q (mirror)"], "2q - m": images["2q - m (printed)"]}
+    numbers = {name: {"correlation_with_reconstruction": colour_correlation(image, space.x_hat)}
+               for name, image in readings.items()}
+    return Study(numbers, _rows(space, [space.x, *images.values()], ["original", *images]))
 
 
 def study_samples(space: EmbeddingSpace, seed: int) -> Study:
@@ -241,8 +241,8 @@ def study_components(space: EmbeddingSpace, counts: Sequence[int]) -> Study:
     numbers = [
         {"components": count, "explained_variance": space.components.explained(count),
          "explained_of_examples": 1 - ((space.q - q).square().sum() / whole).item(),
-         "psnr": psnr(picture, space.x).mean().item()}
-        for count, q, picture in zip(counts, vectors, pictures, strict=True)
+         "psnr": psnr(image, space.x).mean().item()}
+        for count, q, image in zip(counts, vectors, pictures, strict=True)
     ]
     captions = ["original", *(f"K = {count}" for count in counts)]
     return Study({"counts": numbers}, _rows(space, [space.x, *pictures], captions))
@@ -276,13 +276,13 @@ def _decode(model: FinolaAutoencoder, q: Tensor) -> Tensor:
 
 
 def _rows(space: EmbeddingSpace, columns: Sequence[Tensor], captions: Sequence[str]) -> Image.Image:
-    """One row for each example shown; `columns` are pictures (E, 3, S, S) each."""
+    """One row for each example shown; `columns` are images (E, 3, S, S) each."""
     rows = [torch.stack([column[i] for column in columns]) for i in space.shown()]
     names = [space.names[i] for i in space.shown()]
     return panel(rows, names, [captions] * len(rows), max_columns=len(columns))
 
 
 def _correlation(a: Tensor, b: Tensor) -> float:
-    """Pearson's, for each pair of pictures over all its values; mean over the pairs. A plain picture has 0."""
+    """Pearson's, for each pair of images over all its values; mean over the pairs. A plain image has 0."""
     a, b = (x.double().flatten(1) - x.double().flatten(1).mean(1, keepdim=True) for x in (a, b))
     return torch.cosine_similarity(a, b, dim=1).mean().item()

@@ -6,7 +6,7 @@ and leaves their validity open. Three measurements on images, all of `finola.pde
     residual      how far the map misses the recursion at each step, relative to the step
     commutator    how far the two paths to each position differ, of the trained model and of another one
     renderings    one q drawn 2, 3, 4 times larger than the model was trained to paint, against the original at that
-                  size and beside the model's own picture enlarged by bicubic interpolation
+                  size and beside the model's own image enlarged by bicubic interpolation
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from finola.kernels.grid import resolve_origin
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.pde import commutator, law_of, render, residual
 
-SHOWN = 3  # images of the pictures
-BICUBIC = "the model's picture, bicubic"
+SHOWN = 3  # examples in an image
+BICUBIC = "the model's image, bicubic"
 
 
 class Scheme(NamedTuple):
-    """How a finer picture is drawn; see `finola.pde.render`. `fine`: steps of 1 / factor instead of one position."""
+    """How a finer image is drawn; see `finola.pde.render`. `fine`: steps of 1 / factor instead of one position."""
 
     grid: str
     method: str
@@ -61,7 +61,7 @@ class Renderings:
 
     Attributes:
         scores: BICUBIC or str(scheme) -> the scores.
-        shown: the same names, and "original" -> pictures (3, 2S, 2S), the middle of the first few images.
+        shown: the same names, and "original" -> images (3, 2S, 2S), the middle of the first few images.
     """
 
     scores: dict[str, list[float]] = field(default_factory=dict)
@@ -193,24 +193,24 @@ def renderings_panel(renderings: Renderings) -> Image.Image:
 
 
 def _commutator(model: FinolaAutoencoder, square: Image.Image) -> Tensor:
-    """(R, R), of the model's own vector of the picture."""
+    """(R, R), of the model's own vector of the image."""
     law = law_of(model)
     q = model.encode(_resized(square, model))
     return commutator(q, law.size, **law.matrices(), origin=law.origin, norm=law.norm, eps=EPS)[0].cpu()
 
 
 def _render(model: FinolaAutoencoder, q: Tensor, square: Image.Image, factor: int, found: Renderings) -> None:
-    """Draw one picture in all ways and take note of the scores."""
+    """Draw one image in all ways and take note of the scores."""
     x = _resized(square, model, factor)
-    pictures = {str(s): render(model, q, factor, grid=s.grid, method=s.method, step=s.step(factor)) for s in SCHEMES}
-    pictures[BICUBIC] = F.interpolate(model.decode(q), x.shape[-2:], mode="bicubic", align_corners=False)
-    for name, picture in pictures.items():
-        found.scores.setdefault(name, []).append(psnr(picture, x).item())
+    images = {str(s): render(model, q, factor, grid=s.grid, method=s.method, step=s.step(factor)) for s in SCHEMES}
+    images[BICUBIC] = F.interpolate(model.decode(q), x.shape[-2:], mode="bicubic", align_corners=False)
+    for name, image in images.items():
+        found.scores.setdefault(name, []).append(psnr(image, x).item())
     if len(found.shown.get("original", [])) < SHOWN:
         start = (x.shape[-1] - 2 * model.config.image_size) // 2
         window = slice(start, start + 2 * model.config.image_size)
-        for name, picture in {"original": x, **pictures}.items():
-            found.shown.setdefault(name, []).append(picture[0, :, window, window].cpu())
+        for name, image in {"original": x, **images}.items():
+            found.shown.setdefault(name, []).append(image[0, :, window, window].cpu())
 
 
 def _resized(square: Image.Image, model: FinolaAutoencoder, factor: int = 1) -> Tensor:

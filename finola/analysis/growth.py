@@ -1,4 +1,4 @@
-"""How a map and its picture grow out of one vector: an animated GIF.
+"""How a map and its image grow out of one vector: an animated GIF.
 
 A position u columns and v rows away from the origin is u + v steps of the law away from q. In the animation's k-th
 frame the positions within k steps are there, and the others are not yet: their z is zero. On the left stands the
@@ -21,7 +21,7 @@ from finola.kernels.grid import resolve_origin
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.pde import law_of
 
-SIDE = 256  # of each of the two pictures, in pixels, whatever the model's size
+SIDE = 256  # of each of the two images, in pixels, whatever the model's size
 MOST_FRAMES = 24  # with larger maps several steps make one frame, so that the file's size is bounded
 GRAY = 0.6  # of positions that are not there yet
 STEP_MS, LAST_MS = 500, 2500
@@ -47,9 +47,9 @@ def growth_frames(model: FinolaAutoencoder, q: Tensor) -> list[Image.Image]:
     frames = []
     for k in [*range(0, last, stride), last]:
         there = steps <= k
-        picture = model.decoder(z * there)[0].float() * model.std + model.mean
+        image = model.decoder(z * there)[0].float() * model.std + model.mean
         caption = f"{k} of {last} steps: {int(there.sum())} of {there.numel()} positions"
-        frames.append(_frame(colours, picture, there, caption))
+        frames.append(_frame(colours, image, there, caption))
     return frames
 
 
@@ -87,14 +87,14 @@ def principal_colours(z: Tensor) -> Tensor:
     return stretched.T.reshape(3, *z.shape[-2:])
 
 
-def _frame(colours: Tensor, picture: Tensor, there: Tensor, caption: str) -> Image.Image:
-    """Map | picture under a caption: colours (3, R, R), picture (3, S, S), there (R, R)."""
+def _frame(colours: Tensor, image: Tensor, there: Tensor, caption: str) -> Image.Image:
+    """Map | image under a caption: colours (3, R, R), image (3, S, S), there (R, R)."""
     canvas = Image.new("RGB", (3 * GAP + 2 * SIDE, 2 * LABEL_HEIGHT + SIDE + GAP), "white")
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=12)
     draw.text((GAP, 1), caption, fill="black", font=font)
-    shown = F.interpolate(there[None, None].float(), picture.shape[-2:])[0]  # nearest
+    shown = F.interpolate(there[None, None].float(), image.shape[-2:])[0]  # nearest
     cells = to_image(torch.where(there, colours, GRAY)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
-    painted = to_image(torch.where(shown > 0, picture, GRAY)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    painted = to_image(torch.where(shown > 0, image, GRAY)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     for i, (panel, label) in enumerate(((cells, "map, three principal components"), (painted, "decoded"))):
         left = GAP + i * (SIDE + GAP)
         draw.text((left, LABEL_HEIGHT - 1), label, fill="black", font=font)

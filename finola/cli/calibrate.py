@@ -14,7 +14,7 @@ EXAMPLE = """examples:
   finola compress photo.jpg photo.fnl --weights runs/mine/weights.safetensors
 
 Writes WEIGHTS.codec.safetensors beside the weights, where finola compress and decompress look for it: the range of each
-number of q, how much each matters to the picture, and the probabilities for the entropy coder. Both sides need the same
+number of q, how much each matters to the image, and the probabilities for the entropy coder. Both sides need the same
 two files; what was written with an earlier calibration cannot be read with a new one. Thousands of images make better
 tables."""
 

@@ -19,7 +19,7 @@ EXAMPLE = """examples:
   finola compress photo.jpg photo.fnl --quality 70 --refine 20
   finola compress photo.jpg photo.fnl --bits 4 --no-entropy      the paper's mode
 
-Pictures of any size and mode, made RGB; the exact size is restored by finola decompress. With --bits every number of
+Images of any size and mode, made RGB; the exact size is restored by finola decompress. With --bits every number of
 every vector takes so many bits; with --quality channels get unequal bits and tiles a fitting size, which is better
 at every file size. Entropy coding needs pip install 'finola[codec]'."""
 
@@ -31,14 +31,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         description="Compress a photograph: one vector for each tile, quantised and entropy coded.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("photo", metavar="PHOTO", help="a picture of any size and mode")
+    parser.add_argument("photo", metavar="PHOTO", help="an image of any size and mode")
     parser.add_argument("out", metavar="OUT.fnl", help="the file to write")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--quality", type=positive, metavar="N", help="1 to 100 (default: 50)")
     rate.add_argument("--bits", type=positive, metavar="N", help="1 to 8 for each number, as in the paper")
     parser.add_argument("--no-entropy", action="store_true", help="with --bits: fixed length, as in the paper")
     parser.add_argument("--refine", type=natural, default=0, metavar="N",
-                        help="steps of gradient descent on the vectors against this picture (%(default)s); slow")
+                        help="steps of gradient descent on the vectors against this image (%(default)s); slow")
     parser.add_argument("--side", type=positive, metavar="N", help="pixels of a tile (default: by the quality)")
     parser.add_argument("--overlap", type=natural, default=0, metavar="N", help="pixels that tiles share (%(default)s)")
     add_codec(parser)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
     if Path(args.out).resolve() == Path(args.photo).resolve():
         raise RecipeError(f"{args.out}: is the photograph itself; choose another name")
     if Path(args.out).suffix.lower() in SUFFIXES:
-        raise RecipeError(f"{args.out}: ends like a picture, which it is not; choose a name in .fnl")
+        raise RecipeError(f"{args.out}: ends like an image, which it is not; choose a name in .fnl")
     image = upright_rgb(args.photo)
     show = sys.stderr.isatty() and not args.json
     data = open_codec(args).compress(

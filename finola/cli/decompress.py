@@ -14,19 +14,19 @@ from finola.errors import BitstreamError, RecipeError
 EXAMPLE = """example:
   finola decompress photo.fnl photo.png
 
-The weights must be those the file was written with; its header says which. The picture's format is that of the
+The weights must be those the file was written with; its header says which. The image's format is that of the
 name: .png keeps it as decoded."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "decompress",
-        help="turn a .fnl file back into a picture",
-        description="Decompress a .fnl file of finola compress to a picture of its exact size.",
+        help="turn a .fnl file back into an image",
+        description="Decompress a .fnl file of finola compress to an image of its exact size.",
         epilog=EXAMPLE,
     )
     parser.add_argument("stream", metavar="IN.fnl", help="a file of finola compress")
-    parser.add_argument("out", metavar="PHOTO.png", help="the picture to write")
+    parser.add_argument("out", metavar="PHOTO.png", help="the image to write")
     add_codec(parser)
     return parser
 
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from finola.files import atomic_write
 
     if Path(args.out).suffix.lower() not in Image.registered_extensions():
-        raise RecipeError(f"{args.out}: no picture format of that name; take .png, which keeps the picture as decoded")
+        raise RecipeError(f"{args.out}: no image format of that name; take .png, which keeps the image as decoded")
     data = read_stream(args.stream)
     image = open_codec(args).decompress(data, progress=sys.stderr.isatty() and not args.json)
     with atomic_write(args.out) as temporary:

@@ -1,4 +1,4 @@
-"""`finola demo`: a few pictures reconstructed, each from one vector."""
+"""`finola demo`: a few images reconstructed, each from one vector."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from finola.inference.reconstruct import Reconstruction
 
 EXAMPLE = """example:
-  finola demo --out pictures
+  finola demo --out images
 
 Needs no file and no network: the scenes are drawn by the package, and if matplotlib is installed the
-photograph it brings along is taken too. For your own pictures: finola reconstruct IMAGES --out DIR"""
+photograph it brings along is taken too. For your own images: finola reconstruct IMAGES --out DIR"""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "demo",
-        help="reconstruct a few pictures that come with the package",
-        description="Reconstruct a few pictures, each from one vector; writes finola-demo.png.",
+        help="reconstruct a few images that come with the package",
+        description="Reconstruct a few images, each from one vector; writes finola-demo.png.",
         epilog=EXAMPLE,
     )
     parser.add_argument(

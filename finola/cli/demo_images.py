@@ -1,4 +1,4 @@
-"""Pictures for `finola demo`, which needs no file and no network: scenes drawn here, and one photograph where
+"""Images for `finola demo`, which needs no file and no network: scenes drawn here, and one photograph where
 matplotlib, which brings it along, is installed."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 def demo_images() -> dict[str, Image.Image]:
-    """Name -> RGB picture; the names say which are drawn."""
+    """Name -> RGB image; the names say which are drawn."""
     images = {"drawn: spheres": spheres(), "drawn: hills": hills(), "drawn: lake": lake()}
     if photograph := _photograph():
         images["photo: Grace Hopper"] = decode_image(photograph)
@@ -59,7 +59,7 @@ def spheres() -> Image.Image:
         shine = np.clip((ray - 2 * (ray * normal).sum(-1, keepdims=True) * normal) @ light, 0, 1) ** 40
         lit = np.array(colour) * (0.25 + 0.75 * diffuse)[..., None] + 0.6 * shine[..., None]
         image = np.where(hit[..., None], lit, image)
-    return _picture(image)
+    return _image(image)
 
 
 def hills() -> Image.Image:
@@ -73,7 +73,7 @@ def hills() -> Image.Image:
         colour = _mix((0.75, 0.5, 0.45), (0.08, 0.1, 0.14), np.full_like(x, i / 4))
         haze = np.clip((y - ridge) / 0.25, 0, 1) * (0.35 - 0.07 * i)  # brighter in the valleys
         image = np.where((y > ridge)[..., None], _mix(colour, (0.95, 0.7, 0.5), haze), image)
-    return _picture(image)
+    return _image(image)
 
 
 def lake() -> Image.Image:
@@ -89,7 +89,7 @@ def lake() -> Image.Image:
         rock = np.array(colour) * (0.8 + 0.3 * _ridge(x + 0.5 * up, 30 + i, 12))[..., None]
         snow = np.clip((level - 0.02 - up) / 0.05 + 0.5 * _ridge(x - up, 40, 9), 0, 1) * (i == 0)
         image = np.where((up > ridge)[..., None], _mix(rock, (0.95, 0.96, 1.0), snow), image)
-    return _picture(np.where((y < shore)[..., None], image, 0.75 * image + (0.0, 0.03, 0.05)))
+    return _image(np.where((y < shore)[..., None], image, 0.75 * image + (0.0, 0.03, 0.05)))
 
 
 def _distance(origin: Array, direction: Array, centre: Sequence[float], radius: float) -> Array:
@@ -120,6 +120,6 @@ def _unit(vector: Array) -> Array:
     return unit
 
 
-def _picture(image: Array) -> Image.Image:
+def _image(image: Array) -> Image.Image:
     """(S, S, 3) -> RGB, values outside [0, 1] clipped."""
     return Image.fromarray((np.clip(image, 0, 1) * 255).round().astype(np.uint8))

@@ -44,15 +44,15 @@ EVAL = """examples:
   finola detect eval W --data mine.json photos --out scores --json
 
 Average precision (AP) is COCO's: the mean over the classes and over the overlaps 0.50, 0.55, ... 0.95, of at most
-100 objects in a picture; printed in %, in JSON from 0 to 1 and for each class too. --out receives scores.json,
+100 objects in an image; printed in %, in JSON from 0 to 1 and for each class too. --out receives scores.json,
 detections.json (COCO's results format) and panel.png. Latency is the time of the detector alone, a batch at once."""
 
 PREDICT = """examples:
   finola detect predict photo.jpg --weights runs/mine/weights.safetensors --out found
   finola detect predict holidays "scans/*.tif" --weights W --out found --threshold 0.3
 
-Writes each picture with boxes, names, scores and masks as a PNG file, and detections.json in COCO's results format
-(image_id counts the pictures from 1, file_name says which). A picture that cannot be decoded is reported and left
+Writes each image with boxes, names, scores and masks as a PNG file, and detections.json in COCO's results format
+(image_id counts the images from 1, file_name says which). An image that cannot be decoded is reported and left
 out; the exit code is then 3."""
 
 SHOWN_CLASSES = 20  # with more, the scores of each class are in the JSON alone
@@ -173,9 +173,9 @@ def _write_evaluation(
     for name, content in (("scores.json", report), ("detections.json", results)):
         with atomic_write(out / name) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    pictures = [dataset.load(i) for i in spread(len(dataset), PANEL_IMAGES).tolist()]
+    images = [dataset.load(i) for i in spread(len(dataset), PANEL_IMAGES).tolist()]
     with atomic_write(out / "panel.png") as temporary:
-        grid([draw_small(p, detect(model, p), model.config.classes) for p in pictures]).save(temporary, format="png")
+        grid([draw_small(p, detect(model, p), model.config.classes) for p in images]).save(temporary, format="png")
 
 
 # predict ------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def _add_predict(commands: Subparsers) -> None:
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--weights", required=True, metavar="FILE", help="a detector's weights file")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn pictures and detections.json")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print the objects as JSON, no progress bar")
@@ -219,7 +219,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: int, target: Path) -> list[dict]:
-    """Draw one picture, print a line, and return what was found on it in COCO's results format."""
+    """Draw one image, print a line, and return what was found on it in COCO's results format."""
     from tqdm import tqdm
 
     from finola.data.images import upright_rgb
@@ -228,12 +228,12 @@ def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: 
     from finola.detection.scores import coco_results
     from finola.files import atomic_write
 
-    picture, config = upright_rgb(path), model.config
-    found = detect(model, picture)
+    image, config = upright_rgb(path), model.config
+    found = detect(model, image)
     keep = found["scores"] >= args.threshold
     found = {name: value[keep] for name, value in found.items()}
     with atomic_write(target) as temporary:
-        draw(picture, found, config.classes, args.threshold).save(temporary, format="png")
+        draw(image, found, config.classes, args.threshold).save(temporary, format="png")
     names = [config.classes[label] if config.classes else str(label) for label in found["labels"].tolist()]
     if not args.json:
         shown = ", ".join(f"{name} {score:.2f}" for name, score in zip(names, found["scores"].tolist(), strict=True))

@@ -26,7 +26,7 @@ EXAMPLE = """examples:
 What is measured follows from the weights:
   autoencoder          PSNR and SSIM of the reconstructions; --baselines adds linear codes of the same length
   classifier           top-1, top-5 and mean per-class accuracy; the data must have the weights' classes
-  masked, mae, simmim  PSNR of the masked region and of the whole picture; the masks depend on --batch-size
+  masked, mae, simmim  PSNR of the masked region and of the whole image; the masks depend on --batch-size
   any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
 
 Preprocessing: shorter side resized to the model's size, centre square. PSNR: each image clamped to [0, 1],
@@ -52,7 +52,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         help="with --baselines: images to fit the PCA to; with --knn: labelled images",
     )
     parser.add_argument(
-        "--panel", metavar="FILE", help="write a picture: some images and what became of them, or the confusion matrix"
+        "--panel", metavar="FILE", help="write a panel: some images and what became of them, or the confusion matrix"
     )
     parser.add_argument("--out", metavar="FILE", help="write the result as JSON")
     add_reading(parser)

@@ -1,4 +1,4 @@
-"""Pictures named on the command line, and the files that are made of them."""
+"""Images named on the command line, and the files that are made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finola.files import check_folder
 
 
 def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
-    """The pictures that words mean: files, folders (all pictures below) and patterns; each picture once.
+    """The images that words mean: files, folders (all images below) and patterns; each image once.
 
     Returns:
         The paths, and a message for each word that leads to none.
@@ -27,16 +27,16 @@ def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
         elif glob.has_magic(word) and not paths[0].exists():
             paths = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
         if not paths:
-            faults.append(f"{word}: no picture there; expected files ending in {' '.join(SUFFIXES)}")
+            faults.append(f"{word}: no image there; expected files ending in {' '.join(SUFFIXES)}")
         found |= {path.absolute(): path for path in paths}
     return list(found.values()), faults
 
 
 def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
-    """Picture -> panel, OUT/STEM.png; equal stems are numbered: STEM.png, STEM-2.png, ...
+    """Image -> panel, OUT/STEM.png; equal stems are numbered: STEM.png, STEM-2.png, ...
 
     Raises:
-        RecipeError: a panel would take the place of a picture.
+        RecipeError: a panel would take the place of an image.
     """
     check_folder(out)
     refuse_overwriting(paths, out)
@@ -52,9 +52,9 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
 
 
 def refuse_overwriting(paths: list[Path], out: Path) -> None:
-    """Raise RecipeError if one of the pictures lies in the folder of the results."""
+    """Raise RecipeError if one of the images lies in the folder of the results."""
     for path in paths:
         if path.parent.resolve() == out.resolve():
             raise RecipeError(
-                f"--out: {out} holds the picture {path.name}; choose another folder, so that no picture is overwritten"
+                f"--out: {out} holds the image {path.name}; choose another folder, so that no image is overwritten"
             )

@@ -27,7 +27,7 @@ COMMANDS = (
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="finola",
-        description="Images as first-order norm+linear autoregression: one vector in, the whole picture out.",
+        description="Images as first-order norm+linear autoregression: one vector in, the whole image out.",
     )
     parser.add_argument("--version", action="version", version=f"finola {_version()}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -30,7 +30,7 @@ class Measured(NamedTuple):
         fields: what the measure adds to the result's JSON.
         table: the same for people, lines of text.
         note: what the numbers of the table are.
-        panel: draws the picture of --panel.
+        panel: draws the image of --panel.
     """
 
     fields: dict
@@ -123,7 +123,7 @@ def masked_patches(
         f"{scores['psnr']:12.3f}{scores['psnr_whole']:12.3f}{scores['images_per_second']:10.1f}",
     ]
     note = (
-        f"PSNR in dB of the masked region and of the whole picture, masks drawn for batches of {args.batch_size}; "
+        f"PSNR in dB of the masked region and of the whole image, masks drawn for batches of {args.batch_size}; "
         "images/s of the model alone"
     )
     masks = {"seed": MASK_SEED, "batch_size": args.batch_size}

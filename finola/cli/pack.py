@@ -1,4 +1,4 @@
-"""`finola pack`: turn folders of images into shards of resized pictures."""
+"""`finola pack`: turn folders of images into shards of resized images."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ EXAMPLE = """example:
   finola pack imagenet/train --out imagenet-256/train --size 256 --workers 16
   finola train RECIPE --data imagenet-256/train
 
-The shards are tar files of KEY.jpg and KEY.cls with an index. A picture that cannot be decoded is
+The shards are tar files of KEY.jpg and KEY.cls with an index. An image that cannot be decoded is
 reported and left out; the exit code is then 3."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "pack",
-        help="turn folders of images into shards of resized pictures",
-        description="Turn folders of images into WebDataset shards of resized pictures.",
+        help="turn folders of images into shards of resized images",
+        description="Turn folders of images into WebDataset shards of resized images.",
         epilog=EXAMPLE,
     )
     add = parser.add_argument

@@ -22,8 +22,8 @@ EXAMPLE = """examples:
   finola predict photo.jpg --weights runs/mine/weights.safetensors
   finola predict holidays "scans/*.tif" --weights W --top 3 --out charts
 
-The shorter side of each picture is resized to the model's size, and the centre square is classified. The charts
-are PNG files named after the pictures: the picture, and a bar for each class. A picture that cannot be decoded is
+The shorter side of each image is resized to the model's size, and the centre square is classified. The charts
+are PNG files named after the images: the image, and a bar for each class. An image that cannot be decoded is
 reported and left out; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
 
 
@@ -36,9 +36,9 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--weights", required=True, metavar="FILE", help="a classifier's weights file")
-    parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each picture (%(default)s)")
-    parser.add_argument("--out", metavar="DIR", help="write a chart for each picture; made if need be")
-    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="pictures at once (%(default)s)")
+    parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each image (%(default)s)")
+    parser.add_argument("--out", metavar="DIR", help="write a chart for each image; made if need be")
+    parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="images at once (%(default)s)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
     return parser
@@ -78,7 +78,7 @@ def _predict_all(
 
 
 def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict[Path, Tensor]:
-    """The squares of the pictures that can be decoded; of the others, what is wrong is printed and put in `faults`."""
+    """The squares of the images that can be decoded; of the others, what is wrong is printed and put in `faults`."""
     from tqdm import tqdm
 
     from finola.data.images import load_square
@@ -96,7 +96,7 @@ def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict[Path,
 def _report(
     args: argparse.Namespace, path: Path, predictions: list[Prediction], charts: dict[Path, Path]
 ) -> dict:
-    """Write the chart of one picture if asked, print its classes, and return them for the JSON."""
+    """Write the chart of one image if asked, print its classes, and return them for the JSON."""
     from tqdm import tqdm
 
     from finola.files import atomic_write

@@ -27,17 +27,17 @@ EXAMPLE = """examples:
   finola rd kodak --target 0.19                           the paper's table: each codec's best at that rate
 
 Sizes are those of whole files. The JSON files have the form of CompressAI's results. At a target each codec takes the
-highest setting whose file stays below it, picture by picture; the paper's own mode is 4 bits a number."""
+highest setting whose file stays below it, image by image; the paper's own mode is 4 bits a number."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "rd",
         help="rate and distortion beside JPEG, WebP, JPEG 2000 and AVIF",
-        description="Rate and distortion of the codec and of Pillow's, on a folder of pictures.",
+        description="Rate and distortion of the codec and of Pillow's, on a folder of images.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("data", metavar="DIR", help="a folder of pictures, best never compressed before")
+    parser.add_argument("data", metavar="DIR", help="a folder of images, best never compressed before")
     parser.add_argument("--out", metavar="FOLDER", help="for the plot and the JSON files, made if need be")
     parser.add_argument("--target", type=float, metavar="BPP", help="compare at this rate in place of drawing curves")
     parser.add_argument("--refine", type=natural, default=0, metavar="N", help="also with N steps of refinement")
@@ -80,7 +80,7 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
     for codec in codecs:
         _write_json(out / f"{codec.name}.json", rd.to_compressai(
             codec, curves[codec.name], {**source, "bd_rate_against_jpeg": rates.get(codec.name)}))
-    _write_plot(out / "rd.png", curves, f"{source['data']}, {source['images']} pictures")
+    _write_plot(out / "rd.png", curves, f"{source['data']}, {source['images']} images")
     if args.json:
         print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **source}))
         return
@@ -110,7 +110,7 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
         print(json.dumps(report))
         return
     for name, row in rows.items():
-        note = f"  ({row['above_target']} pictures do not get so small)" if row["above_target"] else ""
+        note = f"  ({row['above_target']} images do not get so small)" if row["above_target"] else ""
         print(_row(name, row) + note)
 
 
@@ -120,7 +120,7 @@ def _for_all(
     dataset: ImageDataset,
     work: Callable[[ImageCodec, Image.Image], T],
 ) -> dict[str, list[T]]:
-    """What `work` (codec, picture) gives, by codec, for each picture."""
+    """What `work` (codec, image) gives, by codec, for each image."""
     from tqdm import tqdm
 
     results: dict[str, list[T]] = {codec.name: [] for codec in codecs}

@@ -19,8 +19,8 @@ EXAMPLE = """examples:
   finola reconstruct photo.jpg --out panels
   finola reconstruct holidays "scans/*.tif" --out panels --tile
 
-Fitted, each picture becomes one square of the model's size and one vector q. With --tile the whole picture is
-kept and each square of it is one q. The panels are PNG files named after the pictures. A picture that cannot
+Fitted, each image becomes one square of the model's size and one vector q. With --tile the whole image is
+kept and each square of it is one q. The panels are PNG files named after the images. An image that cannot
 be decoded is reported and left out; the exit code is then 3."""
 
 
@@ -34,7 +34,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the panels, made if need be")
-    parser.add_argument("--tile", action="store_true", help="the whole picture at its own size, in overlapping squares")
+    parser.add_argument("--tile", action="store_true", help="the whole image at its own size, in overlapping squares")
     add_model(parser)
     parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="squares at once (%(default)s)")
     add_device(parser)

@@ -33,7 +33,7 @@ PARENTS, ACTIVITIES = 6, 12
 SEEN = (30, 45, 60)  # levels whose quantised numbers the tables are made for, beside 4 bits
 TAIL, TAIL_DEVIATIONS = 0.003, 4.0  # share of a wide Laplace distribution in each table: what was not yet seen
 REACHES = np.arange(1.0, 10.0, 0.25)  # half ranges that are tried, in deviations
-PROBES = 4  # random directions in the picture for the sensitivity of each embedding
+PROBES = 4  # random directions in the image for the sensitivity of each embedding
 ZOOM = 2  # of the squares that are enlarged
 BATCH = 32  # images encoded at once
 
@@ -58,9 +58,9 @@ def embed(
     return torch.cat(plain), torch.cat(zoomed)
 
 
-def _crop(picture: Image.Image, size: int, rng: random.Random) -> Image.Image:
-    x, y = rng.randrange(picture.width - size + 1), rng.randrange(picture.height - size + 1)
-    return picture.crop((x, y, x + size, y + size))
+def _crop(image: Image.Image, size: int, rng: random.Random) -> Image.Image:
+    x, y = rng.randrange(image.width - size + 1), rng.randrange(image.height - size + 1)
+    return image.crop((x, y, x + size, y + size))
 
 
 def calibrate(model: FinolaAutoencoder, plain: Tensor, zoomed: Tensor | None = None) -> Calibration:
@@ -95,18 +95,18 @@ def calibrate(model: FinolaAutoencoder, plain: Tensor, zoomed: Tensor | None = N
 
 
 def sensitivity(model: FinolaAutoencoder, q: Tensor, images: int = 64) -> np.ndarray:
-    """(C,): the mean over embeddings of ‖∂x̂/∂q_c‖², the squared change of the picture for a unit change of channel c.
+    """(C,): the mean over embeddings of ‖∂x̂/∂q_c‖², the squared change of the image for a unit change of channel c.
 
-    With J the Jacobian and v of independent signs, the mean of (Jᵀv)_c² is that sum over the picture.
+    With J the Jacobian and v of independent signs, the mean of (Jᵀv)_c² is that sum over the image.
     """
     generator, squares = torch.Generator().manual_seed(0), []
     device = next(model.parameters()).device
     for chunk in q[:: max(1, len(q) // images)][:images].split(16):
         for _ in range(PROBES):
             vectors = chunk.to(device).float().requires_grad_()
-            picture = model.decode(vectors)
-            signs = torch.randint(0, 2, picture.shape, generator=generator).mul(2).sub(1).to(picture)
-            (gradient,) = torch.autograd.grad((picture * signs).sum(), vectors)
+            image = model.decode(vectors)
+            signs = torch.randint(0, 2, image.shape, generator=generator).mul(2).sub(1).to(image)
+            (gradient,) = torch.autograd.grad((image * signs).sum(), vectors)
             squares.append(gradient.double().square().cpu())
     mean: np.ndarray = torch.cat(squares).mean(0).numpy()
     return mean

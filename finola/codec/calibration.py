@@ -35,7 +35,7 @@ FORMAT = "finola-codec/1"
 BINS, BINS_PER_DEVIATION = 1024, 32  # of a residual: 16 deviations to both sides
 GAIN_BITS, WEIGHT_BITS, TABLE_BITS = 10, 8, 16
 NO_PARENT = -1
-NOISE_AT_50 = 1e-3  # mean squared error of a picture in [0, 1] that quantisation adds at level 50: 30 dB
+NOISE_AT_50 = 1e-3  # mean squared error of an image in [0, 1] that quantisation adds at level 50: 30 dB
 DTYPES = {
     "mean": torch.float32, "unit": torch.float32, "bit_steps": torch.int16, "step": torch.int32,
     "parents": torch.int16, "weights": torch.int16, "gain": torch.int32, "thresholds": torch.int32,

@@ -1,7 +1,7 @@
 """A photograph <-> the bytes of a `.fnl` file.
 
-    picture -> tiles -> model.encode -> q -> grid -> symbols -> entropy coder -> payload -> container
-    picture <- tiles <- model.decode <- q <- grid <- symbols <- entropy coder <- payload <- container
+    image -> tiles -> model.encode -> q -> grid -> symbols -> entropy coder -> payload -> container
+    image <- tiles <- model.decode <- q <- grid <- symbols <- entropy coder <- payload <- container
 
 The paper (section "Comparison with Baselines", Table "Image compression") quantises q uniformly per channel, 4 bits
 each and no entropy coding: `compress(image, bits=4, entropy=False)`. Everything else is beyond it.
@@ -22,7 +22,7 @@ from tqdm import tqdm
 from finola.codec.calibration import Calibration, find_calibration
 from finola.codec.container import SIDES, Header, Mode, count_tiles, pack, unpack
 from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
-from finola.codec.refine import picture, refine
+from finola.codec.refine import decode_tiles, refine
 from finola.data.images import upright_rgb
 from finola.errors import BitstreamError, FinolaError, RecipeError, WeightsError
 from finola.inference.tiles import Tiling
@@ -36,7 +36,7 @@ SIDE_AT_50, LEVEL_AT_50 = 88, 63
 
 
 class Codec:
-    """A model with its calibration, ready to code many pictures.
+    """A model with its calibration, ready to code many images.
 
     Args:
         model: an autoencoder on any device; put into evaluation mode. None: the shipped one.
@@ -71,7 +71,7 @@ class Codec:
             side = self.model.config.image_size if quality is None and bits else choose_side(quality, width, height)
         header = Header(width, height, side, overlap, mode, self.calibration.identity)
         if fault := header.fault():
-            raise RecipeError(f"{fault}; this picture cannot be written so")
+            raise RecipeError(f"{fault}; this image cannot be written so")
         quantiser = self.calibration.quantiser(mode.bits, mode.level)
         with tqdm(total=header.tiles, desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             symbols = np.concatenate([*self._symbols(image, header, quantiser, refine, bar)])
@@ -116,7 +116,7 @@ class Codec:
         for first in range(0, len(symbols), self.batch_size):
             chunk = torch.from_numpy(symbols[first : first + self.batch_size]).to(self.device)
             q = self.calibration.vectors(quantiser.centres(chunk))
-            yield from picture(self.model, q, side).cpu()
+            yield from decode_tiles(self.model, q, side).cpu()
             bar.update(len(chunk))
 
 
@@ -133,7 +133,7 @@ def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
 
 def choose_side(quality: int | None, width: int, height: int) -> int:
     """Pixels of a tile at a quality: near SIDE_AT_50 · 2^((50 - quality) / 25), and such that the tiles reach little
-    beyond this picture, since what they share is paid twice."""
+    beyond this image, since what they share is paid twice."""
     middle = SIDE_AT_50 * 2 ** ((50 - (DEFAULT_QUALITY if quality is None else quality)) / 25)
     sides = range(max(SIDES.start, round(0.8 * middle)), round(1.25 * middle) + 1)
 
@@ -155,7 +155,7 @@ def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = 
         bits: 1 to 8 for each number of q, in place of `quality`; 4 with entropy=False is the paper's mode.
         quality: 1 to 100 (50): unequal steps for the channels, and tiles of a fitting size.
         entropy: code the symbols by their probability; False is the paper's fixed length, for `bits` only.
-        refine: steps of gradient descent on q against this picture; slow, and never farther from it.
+        refine: steps of gradient descent on q against this image; slow, and never farther from it.
         side: of a tile in pixels; the model's own for `bits`. Smaller tiles are sharper and take more bytes.
         overlap: pixels that neighbouring tiles share.
         calibration: of the model, for weights that are not shipped.
@@ -164,7 +164,7 @@ def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = 
         The bytes of a `.fnl` file (`finola.codec.container`).
 
     Raises:
-        DataError: a picture that cannot be read. RecipeError: an option out of range, a picture of more than
+        DataError: an image that cannot be read. RecipeError: an option out of range, an image of more than
             65,535 pixels a side or 89,478,485 in all. WeightsError: no calibration for the weights.
     """
     codec = Codec(model, calibration)
@@ -173,7 +173,7 @@ def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = 
 
 def decompress(data: bytes, model: FinolaAutoencoder | None = None, *,
                calibration: Calibration | None = None) -> Image.Image:
-    """The RGB picture, of its original size, in the bytes of a `.fnl` file.
+    """The RGB image, of its original size, in the bytes of a `.fnl` file.
 
     Raises:
         BitstreamError: damaged, cut short, of a newer version, or written with other weights.

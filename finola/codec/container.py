@@ -4,8 +4,8 @@
 |-------|----------|------------------------------------------------------------------------------------|
 | 3     | magic    | "FNL"                                                                              |
 | 1     | version  | 1                                                                                  |
-| 2, 2  | width, height | of the picture in pixels                                                      |
-| 2     | side     | of a tile in pixels of the picture                                                 |
+| 2, 2  | width, height | of the image in pixels                                                      |
+| 2     | side     | of a tile in pixels of the image                                                 |
 | 1     | overlap  | pixels that neighbouring tiles share at least                                      |
 | 1     | mode     | b = 1 ... 8: b bits a number; 16 + b: the same, entropy coded; 128 + level 1 ... 100 |
 | 8     | identity | of the weights and of the calibration: the first bytes of a SHA-256                |
@@ -13,7 +13,7 @@
 | ...   | payload  | `finola.codec.entropy`                                                             |
 | 4     | checksum | CRC-32 of all that stands before it                                                |
 
-Everything is checked before anything is allocated: a stream that passes describes a picture of at most
+Everything is checked before anything is allocated: a stream that passes describes an image of at most
 `MAX_PIXELS` pixels in at most `MAX_TILES` tiles.
 """
 

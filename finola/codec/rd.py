@@ -1,6 +1,6 @@
-"""Rate and distortion of our codec and of JPEG, WebP, JPEG 2000 and AVIF (Pillow's), on the same pictures.
+"""Rate and distortion of our codec and of JPEG, WebP, JPEG 2000 and AVIF (Pillow's), on the same images.
 
-Sizes are those of whole files, headers and all; the distortion is that of the 8-bit RGB pictures the decoders give.
+Sizes are those of whole files, headers and all; the distortion is that of the 8-bit RGB images the decoders give.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from PIL import Image, features
 from finola.codec.codec import Codec
 from finola.data.images import to_tensor
 from finola.errors import DataError, RecipeError
-from finola.evaluation.metrics import picture_psnr
+from finola.evaluation.metrics import image_psnr
 
 MS_SSIM_SIDE = 176  # pixels that its five scales need
 
 
 @dataclass(frozen=True)
 class ImageCodec:
-    """A way to write pictures at a setting, of which a higher one takes more bytes.
+    """A way to write images at a setting, of which a higher one takes more bytes.
 
     Attributes:
         settings: of its curve. every: all there are, in rising order, for the search of a rate.
-        encode: (picture, setting) -> bytes. decode: bytes -> RGB picture.
+        encode: (image, setting) -> bytes. decode: bytes -> RGB image.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ImageCodec:
 
 @dataclass(frozen=True)
 class Point:
-    """One picture at one setting. `ms_ssim` is None for pictures too small for it. Times are in seconds."""
+    """One image at one setting. `ms_ssim` is None for images too small for it. Times are in seconds."""
 
     setting: float
     bpp: float
@@ -94,13 +94,13 @@ def finola_codecs(codec: Codec, refine: int = 0) -> list[ImageCodec]:
 
 
 def measure(codec: ImageCodec, image: Image.Image, setting: float) -> Point:
-    """Write the picture and read it again."""
+    """Write the image and read it again."""
     start = time.perf_counter()
     data = codec.encode(image, setting)
     middle = time.perf_counter()
     decoded = codec.decode(data)
     end = time.perf_counter()
-    return Point(setting, 8 * len(data) / (image.width * image.height), picture_psnr(decoded, image),
+    return Point(setting, 8 * len(data) / (image.width * image.height), image_psnr(decoded, image),
                  ms_ssim(decoded, image), middle - start, end - middle)
 
 
@@ -122,7 +122,7 @@ def mean_point(points: Iterable[Point]) -> dict:
 
 
 def ms_ssim(a: Image.Image, b: Image.Image) -> float | None:
-    """Multi-scale structural similarity of two RGB pictures, at most 1; None below 176 pixels a side."""
+    """Multi-scale structural similarity of two RGB images, at most 1; None below 176 pixels a side."""
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure as similarity
 
     if min(a.size) < MS_SSIM_SIDE:

@@ -1,4 +1,4 @@
-"""Gradient descent on the q of a picture's tiles against the picture itself, through the quantiser, before coding.
+"""Gradient descent on the q of an image's tiles against the image itself, through the quantiser, before coding.
 
 What is made small is D + λ R for each tile: its squared error and, where symbols are entropy coded, the bits they
 are expected to take. λ is what a bit is worth with the steps in use: a step Δ leaves an error of Δ² / 12 in
@@ -27,7 +27,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
            steps: int, coded: bool) -> Tensor:
     """Symbols (B, C) of which each tile's D + λ R is at most that of q's own symbols.
 
-    The picture is made from the quantised positions; the gradient is taken as if they were not (straight-through).
+    The image is made from the quantised positions; the gradient is taken as if they were not (straight-through).
 
     Args:
         q: (B, C) as encoded. x: (B, 3, side, side) the tiles at their own size, in [0, 1].
@@ -45,7 +45,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
             symbols = quantiser.symbols(scaled.detach() * size)
             positions = scaled * size
             seen = positions + (quantiser.centres(symbols) - positions).detach()
-            error = (picture(model, calibration.vectors(seen), x.shape[-1]) - x).square().flatten(1).sum(1)
+            error = (decode_tiles(model, calibration.vectors(seen), x.shape[-1]) - x).square().flatten(1).sum(1)
             cost = error + price * bits(seen) if price else error  # (B,)
             better = cost.detach() < least
             best, least = torch.where(better[:, None], symbols, best), torch.where(better, cost.detach(), least)
@@ -56,7 +56,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
     return best
 
 
-def picture(model: FinolaAutoencoder, q: Tensor, side: int) -> Tensor:
+def decode_tiles(model: FinolaAutoencoder, q: Tensor, side: int) -> Tensor:
     """q (B, C) -> tiles (B, 3, side, side) in [0, 1], as the decoder paints them."""
     return resize(model.decode(q), side).clamp(0, 1)
 

@@ -1,4 +1,4 @@
-"""Pictures in, batches out: strict decoding, folders and shards, and loaders that resume exactly."""
+"""Images in, batches out: strict decoding, folders and shards, and loaders that resume exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strict decoding: any picture becomes one defined RGB picture, or a DataError that names the file.
+"""Strict decoding: any image becomes one defined RGB image, or a DataError that names the file.
 
 How each Pillow mode becomes 8-bit RGB:
 
@@ -42,12 +42,12 @@ def decode_image(
     max_pixels: int = MAX_PIXELS,
     draft: int | None = None,
 ) -> Image.Image:
-    """Decode one picture to an upright RGB PIL image.
+    """Decode one image to an upright RGB PIL image.
 
     Args:
         source: a path, the bytes of a file, or an open binary file.
-        name: what an error calls the picture (default: its path).
-        max_pixels: pictures whose header declares more pixels are refused before any pixel is allocated.
+        name: what an error calls the image (default: its path).
+        max_pixels: images whose header declares more pixels are refused before any pixel is allocated.
             Beyond 178,956,970 pixels Pillow itself refuses, unless PIL.Image.MAX_IMAGE_PIXELS is raised.
         draft: a shorter side in pixels; a much larger JPEG may be decoded at 1/2, 1/4 or 1/8 of its size
             (several times faster) as long as both sides stay at least twice this.
@@ -68,7 +68,7 @@ def decode_image(
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        raise DataError(f"{name}: more pixels than Pillow decodes ({error}); resize the picture") from error
+        raise DataError(f"{name}: more pixels than Pillow decodes ({error}); resize the image") from error
     except FileNotFoundError as error:
         what = "is a link to a file that is not there" if os.path.islink(name) else "no such file"
         raise DataError(f"{name}: {what}; check the path") from error
@@ -139,7 +139,7 @@ def _check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
     if image.width * image.height > max_pixels:
         raise DataError(
             f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; "
-            "resize the picture or raise max_pixels"
+            "resize the image or raise max_pixels"
         )
 
 
@@ -149,7 +149,7 @@ def _scale_to_8_bit(image: Image.Image, name: str) -> Image.Image:
     if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= top):
         raise DataError(
             f"{name}: mode {image.mode} with values from {values.min():g} to {values.max():g}, "
-            f"expected 0 to {top:g}; rescale the picture"
+            f"expected 0 to {top:g}; rescale the image"
         )
     return Image.fromarray(np.rint(values * (255 / top)).astype(np.uint8)).convert("RGB")
 
@@ -166,7 +166,7 @@ def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
     return len(source) == 0 if isinstance(source, bytes) else source.seek(0, os.SEEK_END) == 0
 
 
-LONGEST_FITTED = 4  # sides of a picture before it is fitted, in shorter sides; what lies beyond is cropped anyway
+LONGEST_FITTED = 4  # sides of an image before it is fitted, in shorter sides; what lies beyond is cropped anyway
 
 
 def upright_rgb(image: Image.Image | str | Path) -> Image.Image:

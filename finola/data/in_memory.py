@@ -1,6 +1,6 @@
 """Small data sets held on the device: decoded once, cropped and resized there, so that a GPU never waits.
 
-Each picture is stored with its shorter side at `size` pixels, in 8 bits; one more than twice as long as
+Each image is stored with its shorter side at `size` pixels, in 8 bits; one more than twice as long as
 wide is cut to its centre. Portraits are stored on their side, so that one (N, 3, size, width) tensor with
 size <= width <= 2 size holds them all. It takes 3 N size width bytes: 0.7 GB for 9,469 squares of 160 px.
 
@@ -29,8 +29,8 @@ from finola.data.workers import threads, usable_cores
 from finola.drawing import to_image
 from finola.errors import DataError, RecipeError
 
-LONGEST_KEPT = 2  # a stored picture's longer side, in shorter sides
-CPU_PART = 16  # pictures cropped at once on a CPU: larger buffers leave its cache and run at half the speed
+LONGEST_KEPT = 2  # a stored image's longer side, in shorter sides
+CPU_PART = 16  # images cropped at once on a CPU: larger buffers leave its cache and run at half the speed
 
 
 class ResidentImages:
@@ -39,7 +39,7 @@ class ResidentImages:
     Args:
         dataset: a data set of `finola.data`.
         size: the stored shorter side in pixels. For evaluation exactly the model's image size; for training a
-            little more, since a crop keeps only part of the picture.
+            little more, since a crop keeps only part of the image.
         skip_bad: leave out images that cannot be decoded, with a warning for each, instead of raising.
         resample: "bilinear" or "bicubic" (see `resize_shorter`).
         draft: let much larger JPEGs be decoded at reduced scale: several times faster, but it changes pixels
@@ -78,9 +78,9 @@ class ResidentImages:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def _store(self, pictures: Iterable[Tensor | DataError], skip_bad: bool) -> Tensor:
+    def _store(self, images: Iterable[Tensor | DataError], skip_bad: bool) -> Tensor:
         store = torch.zeros(len(self), 3, self.size, self.size, dtype=torch.uint8)
-        for index, picture in enumerate(pictures):
+        for index, picture in enumerate(images):
             if isinstance(picture, DataError):
                 if not skip_bad:
                     raise picture
@@ -101,8 +101,8 @@ class ResidentImages:
 class ResidentLoader(Loader):
     """The same batches as `build_loader`, from `ResidentImages`; the tensors are on their device.
 
-    Training draws the same crops as there, relative to the stored picture. Evaluation takes the centre crop
-    of pictures stored at exactly `image_size`.
+    Training draws the same crops as there, relative to the stored image. Evaluation takes the centre crop
+    of images stored at exactly `image_size`.
 
     The policy of `augment` works on 8-bit crops on the CPU, one after the other: it draws from the process's global
     generators, so threads cannot share the work. `build_loader` has worker processes for it.
@@ -160,7 +160,7 @@ class ResidentLoader(Loader):
 
 
 def crop_and_resize(pixels: Tensor, sizes: np.ndarray, crops: Crops, size: int) -> Tensor:
-    """Cut a box out of each picture, resize it (antialiased bicubic), mirror it where asked.
+    """Cut a box out of each image, resize it (antialiased bicubic), mirror it where asked.
 
     Args:
         pixels: (B, 3, H, W) uint8, portraits on their side, padded at the right.

@@ -1,4 +1,4 @@
-"""Turn a data set into WebDataset shards of smaller pictures."""
+"""Turn a data set into WebDataset shards of smaller images."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ SUFFIX = {"jpeg": ".jpg", "webp": ".webp"}
 
 @dataclass(frozen=True)
 class Encoding:
-    """How each picture is stored.
+    """How each image is stored.
 
     Args:
-        size: the shorter side in pixels; a picture that is smaller stays as it is.
+        size: the shorter side in pixels; an image that is smaller stays as it is.
         format: "jpeg" or "webp".
         quality: 1 to 100.
         resample: "bilinear" or "bicubic" (see `resize_shorter`).

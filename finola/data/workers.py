@@ -1,4 +1,4 @@
-"""A pool of threads for pictures: Pillow decodes, resizes and encodes without the interpreter's lock."""
+"""A pool of threads for images: Pillow decodes, resizes and encodes without the interpreter's lock."""
 
 from __future__ import annotations
 

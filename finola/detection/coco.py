@@ -1,4 +1,4 @@
-"""Data sets in COCO's format: a JSON file of images, categories and annotations, and a folder of pictures.
+"""Data sets in COCO's format: a JSON file of images, categories and annotations, and a folder of images.
 
 Category ids may have gaps: label k, 0 ... len(classes) - 1, is the category with the k-th smallest id. Boxes are
 (left, top, right, bottom) in pixels, float32; the file itself holds (left, top, width, height).
@@ -49,7 +49,7 @@ class CocoDetection:
         objects: boxes kept, crowds aside.
 
     Raises:
-        DataError: the file cannot be read, an entry is not as COCO's format has it, or pictures are missing.
+        DataError: the file cannot be read, an entry is not as COCO's format has it, or images are missing.
     """
 
     _segmentations: list[bytes]
@@ -80,12 +80,12 @@ class CocoDetection:
         return os.path.join(self.folder, self.files[index])
 
     def load(self, index: int) -> Image.Image:
-        """The picture in RGB. Raises DataError if it cannot be decoded or its size is not that in the JSON."""
+        """The image in RGB. Raises DataError if it cannot be decoded or its size is not that in the JSON."""
         image = decode_image(self.name(index))
         height, width = self.sizes[index]
         if image.size != (width, height):
             raise DataError(
-                f"{self.name(index)}: the picture is {image.width}x{image.height}, {self.source} says "
+                f"{self.name(index)}: the image is {image.width}x{image.height}, {self.source} says "
                 f"{width}x{height}; the boxes would be wrong, correct the one that is"
             )
         return image
@@ -334,13 +334,13 @@ def _is_number(value: object) -> bool:
 
 
 def _folder_of(names: list[str], annotations: Path, images: str | Path | None) -> Path:
-    """The folder of the pictures; DataError if any is not there."""
+    """The folder of the images; DataError if any is not there."""
     tried = [Path(images)] if images is not None else _default_folders(annotations)
     folder = next((path for path in tried if path.is_dir()), tried[-1])
     missing = _missing(folder, names)
     if missing:
         raise DataError(
-            f"{annotations}: {len(missing)} of {len(names)} pictures are missing, the first is "
+            f"{annotations}: {len(missing)} of {len(names)} images are missing, the first is "
             f"{folder / missing[0]}; folders tried: {', '.join(map(str, tried))}; name the folder of the images"
         )
     return folder

@@ -1,4 +1,4 @@
-"""Parameters and multiply-adds of the detection heads and the detectors, for a picture of the paper's size."""
+"""Parameters and multiply-adds of the detection heads and the detectors, for an image of the paper's size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _head_and_outputs(config: DetrConfig) -> tuple[Count, Count]:
 
 
 def cost_of_mask_rcnn(config: MaskRcnnConfig) -> Cost:
-    """With as many proposals and objects as a picture can have."""
+    """With as many proposals and objects as an image can have."""
     encoder, width = cost_of_encoder(config.encoder, DETECTION_SIZE), config.pyramid_channels
     with torch.device("meta"):
         model = config.build()
@@ -57,7 +57,7 @@ def cost_of_mask_rcnn(config: MaskRcnnConfig) -> Cost:
 
 
 def _maps(model: Detector) -> dict[int, Tensor]:
-    """The maps a detector reads, for a picture of DETECTION_SIZE."""
+    """The maps a detector reads, for an image of DETECTION_SIZE."""
     return {stride: torch.empty(1, model.channels[stride], *(math.ceil(side / stride) for side in DETECTION_SIZE))
             for stride in model.strides}
 

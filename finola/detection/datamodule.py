@@ -1,4 +1,4 @@
-"""The pictures and boxes of a detector's training run."""
+"""The images and boxes of a detector's training run."""
 
 from __future__ import annotations
 

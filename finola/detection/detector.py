@@ -1,10 +1,10 @@
-"""What all detectors share: the pictures and boxes they take and give, and the encoder's maps.
+"""What all detectors share: the images and boxes they take and give, and the encoder's maps.
 
-A batch of pictures of different sizes is padded at the right and the bottom:
+A batch of images of different sizes is padded at the right and the bottom:
 
     images     (B, 3, H, W) in [0, 1]
-    padding    (B, H, W) bool, True where there is no picture; None if all fill their places
-    sizes      (B, 2) heights and widths of the pictures within the batch, in pixels
+    padding    (B, H, W) bool, True where there is no image; None if all fill their places
+    sizes      (B, 2) heights and widths of the images within the batch, in pixels
     originals  (B, 2) the same before they were resized
 
 A target or a detection is a dict of `boxes` (n, 4), left, top, right, bottom in pixels, `labels` (n,) from 0,
@@ -34,7 +34,7 @@ class DetectorConfig(ModelConfig):
 
     Attributes:
         encoder: a timm model with maps at the strides the head reads, by name.
-        image_size, max_size: pictures are resized to this shorter side, or less if the longer one would exceed
+        image_size, max_size: images are resized to this shorter side, or less if the longer one would exceed
             `max_size`.
         num_classes: of the objects, without "none"; 91 are the numbers COCO gives its 80 classes.
         classes, category_ids: their names and their numbers in COCO-format files, in the order of the labels; or none.
@@ -75,7 +75,7 @@ class DetectorConfig(ModelConfig):
 
 
 class Detector(ImageModel):
-    """Pictures -> boxes. A subclass says how, and which of the encoder's maps it reads: those at `strides`."""
+    """Images -> boxes. A subclass says how, and which of the encoder's maps it reads: those at `strides`."""
 
     config: DetectorConfig
     strides: tuple[int, ...]
@@ -95,7 +95,7 @@ class Detector(ImageModel):
 
     @abstractmethod
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """The objects of each picture, in pixels of the original, the highest score first."""
+        """The objects of each image, in pixels of the original, the highest score first."""
 
     @abstractmethod
     def reset_outputs(self) -> None:

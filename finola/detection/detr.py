@@ -26,7 +26,7 @@ class DetrConfig(DetectorConfig):
 
     Attributes:
         head: "mf_dec_522", "mf_dec_211" or "transformer".
-        num_queries: N, the objects found in a picture at most.
+        num_queries: N, the objects found in an image at most.
         dropout: in the head.
         aux_loss: train the queries after every block of the head, not those after the last alone.
     """
@@ -48,7 +48,7 @@ class DetrConfig(DetectorConfig):
 
 
 class Outputs(nn.Module):
-    """Queries (..., 256) -> logits (..., K + 1) and boxes (..., 4), centre and sides in parts of the picture's."""
+    """Queries (..., 256) -> logits (..., K + 1) and boxes (..., 4), centre and sides in parts of the image's."""
 
     def __init__(self, num_classes: int):
         super().__init__()
@@ -61,7 +61,7 @@ class Outputs(nn.Module):
 
 
 class Detr(Detector):
-    """Pictures -> at most N objects each, without anchors and without suppression."""
+    """Images -> at most N objects each, without anchors and without suppression."""
 
     config: DetrConfig
     head: MFDec | DetrTransformer
@@ -91,7 +91,7 @@ class Detr(Detector):
 
     @torch.no_grad()
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """For each picture `boxes` (N, 4), `scores` and `labels` (N,): the class of highest score of every query."""
+        """For each image `boxes` (N, 4), `scores` and `labels` (N,): the class of highest score of every query."""
         logits, boxes = (output[-1] for output in self(images, padding))
         scores, labels = logits.float().softmax(-1)[..., :-1].max(-1)  # (B, N) each
         order = scores.argsort(dim=1, descending=True)

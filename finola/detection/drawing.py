@@ -1,4 +1,4 @@
-"""Pictures with the objects found on them."""
+"""Images with the objects found on them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ THRESHOLD = 0.5  # the least score of what is drawn
 GOLDEN = 0.618034  # of a turn from one class's hue to the next
 
 
-def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
+def draw(image: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
          threshold: float = THRESHOLD) -> Image.Image:
-    """A copy of an RGB picture with boxes, names, scores and, where there are any, masks.
+    """A copy of an RGB image with boxes, names, scores and, where there are any, masks.
 
     Args:
-        found: `boxes` (n, 4) in the picture's pixels, `labels` and `scores` (n,), perhaps `masks` (n, H, W) bool, as
+        found: `boxes` (n, 4) in the image's pixels, `labels` and `scores` (n,), perhaps `masks` (n, H, W) bool, as
             detectors give them.
         classes: names by label; the numbers where there are none.
         threshold: the least score drawn.
@@ -32,36 +32,36 @@ def draw(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
     keep = (found["scores"] >= threshold).nonzero()[:, 0].tolist()
     colours = [_colour(int(found["labels"][i])) for i in keep]
     if "masks" in found and keep:
-        pixels = to_uint8(picture)
+        pixels = to_uint8(image)
         for i, colour in zip(keep, colours, strict=True):  # one by one: together, torchvision blackens what they share
             pixels = draw_segmentation_masks(pixels, found["masks"][i].cpu(), alpha=0.4, colors=colour)
-        picture = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    picture = picture.copy()
-    pen, unit = ImageDraw.Draw(picture), math.sqrt(picture.width * picture.height) / 550  # 1 for 640x480
+        image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    image = image.copy()
+    pen, unit = ImageDraw.Draw(image), math.sqrt(image.width * image.height) / 550  # 1 for 640x480
     font = _font(max(10, round(13 * unit)))
     for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the highest score last, on top
         left, top, right, bottom = found["boxes"][i].tolist()
         pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=max(1, round(2.5 * unit)))
         label = int(found["labels"][i])
         text = f"{classes[label] if classes else label} {found['scores'][i]:.2f}"
-        place = (max(0, min(left, picture.width - font.getlength(text))), max(0, top - font.size - 2))
+        place = (max(0, min(left, image.width - font.getlength(text))), max(0, top - font.size - 2))
         pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
         pen.text(place, text, fill="black", font=font)
-    return picture
+    return image
 
 
-def draw_small(picture: Image.Image, found: dict[str, Tensor], classes: Sequence[str], width: int = 320) -> Image.Image:
-    """As `draw`, on the picture made `width` pixels wide: with names that can be read, for a `grid`."""
-    height = max(1, round(picture.height * width / picture.width))
-    view = View((0, 0, picture.width, picture.height), (height, width))
+def draw_small(image: Image.Image, found: dict[str, Tensor], classes: Sequence[str], width: int = 320) -> Image.Image:
+    """As `draw`, on the image made `width` pixels wide: with names that can be read, for a `grid`."""
+    height = max(1, round(image.height * width / image.width))
+    view = View((0, 0, image.width, image.height), (height, width))
     seen = {**found, "boxes": view_boxes(found["boxes"], view)}
     if "masks" in found:
         seen["masks"] = view_masks(found["masks"], view)
-    return draw(view_image(picture, view), seen, classes)
+    return draw(view_image(image, view), seen, classes)
 
 
 def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:
-    """Pictures of one width side by side, in rows as high as their highest."""
+    """Images of one width side by side, in rows as high as their highest."""
     width = small[0].width
     rows = [small[i : i + columns] for i in range(0, len(small), columns)]
     heights = [max(p.height for p in row) + GAP for row in rows]

@@ -44,7 +44,7 @@ def evaluate(model: Detector, dataset: CocoDetection, *, batch_size: int = 1, nu
     """Show a data set to a model in evaluation mode, on the device it is on.
 
     Raises:
-        DataError: a picture that cannot be decoded, or masks asked of annotations without.
+        DataError: an image that cannot be decoded, or masks asked of annotations without.
         WeightsError: the model is for other classes than the data's.
     """
     check_categories(model, dataset)

@@ -19,7 +19,7 @@ differ in their number of blocks. The laterals are not in the paper's table; its
 `DetrTransformer` is DETR's own (Carion et al., ECCV 2020): six encoder layers over the map at 1/32, six decoder layers.
 
 Shapes: B batch, N positions of a map (h w) or queries, D = 256 channels. Padding (B, H, W) is True where a pixel lies
-outside its picture; no attention reads such positions. Maps run fastest in `torch.channels_last`, where `pixels` is
+outside its image; no attention reads such positions. Maps run fastest in `torch.channels_last`, where `pixels` is
 a view of them.
 """
 
@@ -50,7 +50,7 @@ def create_detection_head(
 
     Args:
         channels: of the encoder's maps, by stride; `head.strides` names those that the head reads.
-        num_queries: objects a picture can have at most.
+        num_queries: objects an image can have at most.
         dropout: share dropped of attention weights and of what each layer adds, as in DETR.
 
     Raises FinolaError for a stride the encoder lacks, and as `check_head`.
@@ -92,10 +92,10 @@ class Tokens(NamedTuple):
 
 
 def padding_of_map(padding: Tensor, size: tuple[int, int]) -> Tensor:
-    """Padding (B, H, W) of the pictures -> (B, h, w), that of a map of this size.
+    """Padding (B, H, W) of the images -> (B, h, w), that of a map of this size.
 
     A position is padding if the pixel it is centred on is: with strided 3x3 convolutions that is the first of its
-    cell, so that every picture keeps a position, however small it is."""
+    cell, so that every image keeps a position, however small it is."""
     return F.interpolate(padding[:, None].float(), size, mode="nearest")[:, 0].bool()
 
 
@@ -106,7 +106,7 @@ def size_of(x: Tensor) -> tuple[int, int]:
 
 
 def map_tokens(x: Tensor, padding: Tensor | None) -> Tokens:
-    """Map (B, D, h, w), padding (B, H, W) of the pictures or None -> its positions."""
+    """Map (B, D, h, w), padding (B, H, W) of the images or None -> its positions."""
     height, width = size = size_of(x)
     if padding is None:
         visible = None
@@ -290,7 +290,7 @@ class Blocks(nn.ModuleList):
 def enlarge(x: Tensor, size: tuple[int, int], padding: Tensor | None) -> Tensor:
     """Map (B, D, h, w), zero in the padding -> (B, D, *size), bilinear and zero there too.
 
-    Only positions inside the picture are averaged, next to the padding as next to the map's own border."""
+    Only positions inside the image are averaged, next to the padding as next to the map's own border."""
     y = F.interpolate(x, size, mode="bilinear")
     if padding is None:
         return y
@@ -308,7 +308,7 @@ class UpMap(nn.Module):
         self.lateral = nn.Sequential(*pointwise_bn(channels, DIM))
 
     def forward(self, x: Tensor, fine: Tensor, padding: Tensor | None = None) -> Tensor:
-        """x (B, D, h, w), fine (B, channels, h', w'), padding (B, H, W) of the pictures -> (B, D, h', w')."""
+        """x (B, D, h, w), fine (B, channels, h', w'), padding (B, H, W) of the images -> (B, D, h', w')."""
         out: Tensor = self.conv(enlarge(x, size_of(fine), padding)) + self.lateral(fine)
         return out
 

@@ -1,4 +1,4 @@
-"""Batches of pictures of different sizes with their objects, in the order and with the promises of
+"""Batches of images of different sizes with their objects, in the order and with the promises of
 `finola.data.loader`."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from finola.errors import DataError
 class DetectionLoader(WorkerLoader):
     """`build_detection_loader` makes one. Iterating yields dicts of
 
-    image     (B, 3, H, W) float32 in [0, 1], zero at the right and the bottom of smaller pictures
-    padding   (B, H, W) bool, True where there is no picture
-    size      (B, 2) int64, height and width of each picture in the batch
+    image     (B, 3, H, W) float32 in [0, 1], zero at the right and the bottom of smaller images
+    padding   (B, H, W) bool, True where there is no image
+    size      (B, 2) int64, height and width of each image in the batch
     original  (B, 2) int64, height and width of its file
     index     (B,) int64, its place in the data set
     targets   list of B dicts. Training: boxes (n, 4) float32, labels (n,) int64 and with `masks` masks (n, h, w)
@@ -55,9 +55,9 @@ def build_detection_loader(
 ) -> DetectionLoader:
     """A loader over a COCO-format data set.
 
-    Training: shuffled, each picture seen as `random_view` draws it, those without objects included; a picture that
+    Training: shuffled, each image seen as `random_view` draws it, those without objects included; an image that
     cannot be decoded is left out of its batch, counted in `loader.skipped` and reported with a warning.
-    Evaluation: in order, the shorter side resized to `image_size`; a picture that cannot be decoded
+    Evaluation: in order, the shorter side resized to `image_size`; an image that cannot be decoded
     raises DataError.
 
     Args:
@@ -65,7 +65,7 @@ def build_detection_loader(
         image_size: of evaluation.
         max_size: limit of the longer side.
         masks: give the objects' masks too.
-        device: where the batches go; pictures travel as 8-bit numbers, a quarter of the bytes.
+        device: where the batches go; images travel as 8-bit numbers, a quarter of the bytes.
 
     Raises:
         RecipeError: an option out of range.
@@ -84,26 +84,26 @@ def targets_of(batch: Batch) -> list[Target]:
     return cast("list[Target]", batch["targets"])
 
 
-def pad_batch(pictures: list[Tensor]) -> Tensor:
-    """Pictures (3, h, w) of any sizes -> (B, 3, H, W), zero at the right and the bottom; H and W are the largest h
+def pad_batch(images: list[Tensor]) -> Tensor:
+    """Images (3, h, w) of any sizes -> (B, 3, H, W), zero at the right and the bottom; H and W are the largest h
     and w, rounded up to multiples of 32."""
-    sides = torch.tensor([picture.shape[-2:] for picture in pictures]).amax(dim=0)
+    sides = torch.tensor([image.shape[-2:] for image in images]).amax(dim=0)
     height, width = (-(-side // SIDE_UNIT) * SIDE_UNIT for side in sides.tolist())
-    batch = pictures[0].new_zeros(len(pictures), 3, height, width)
-    for room, picture in zip(batch, pictures, strict=True):
-        room[:, : picture.shape[1], : picture.shape[2]] = picture
+    batch = images[0].new_zeros(len(images), 3, height, width)
+    for room, image in zip(batch, images, strict=True):
+        room[:, : image.shape[1], : image.shape[2]] = image
     return batch
 
 
 def padding_of(sizes: Tensor, height: int, width: int) -> Tensor:
-    """Sizes (B, 2), heights and widths of pictures in a padded batch -> (B, height, width) bool, True outside."""
+    """Sizes (B, 2), heights and widths of images in a padded batch -> (B, height, width) bool, True outside."""
     rows = torch.arange(height, device=sizes.device) >= sizes[:, :1]  # (B, height)
     columns = torch.arange(width, device=sizes.device) >= sizes[:, 1:]  # (B, width)
     return rows[:, :, None] | columns[:, None, :]
 
 
 class _Samples(Dataset[Any]):
-    """(epoch, index) -> a picture (3, h, w) uint8 with its size, index and target, or the message of the DataError."""
+    """(epoch, index) -> an image (3, h, w) uint8 with its size, index and target, or the message of the DataError."""
 
     def __init__(
         self,

@@ -44,8 +44,8 @@ class MaskRcnnConfig(DetectorConfig):
         pyramid_channels: of every map of the pyramid.
         box_head_width: of the two layers before class and box.
         mask_head_width: of the four convolutions before the mask.
-        rpn_batch, roi_batch: anchors and proposals of a picture that a training step learns from.
-        detections: objects found in a picture at most.
+        rpn_batch, roi_batch: anchors and proposals of an image that a training step learns from.
+        detections: objects found in an image at most.
     """
 
     kind: ClassVar[str] = "mask_rcnn"
@@ -92,10 +92,10 @@ class Pyramid(FeaturePyramidNetwork):
 class Anchors(AnchorGenerator):
     """Anchors at the pyramid's strides, in float32 whatever the maps are in.
 
-    torchvision's own divides the picture's side by the map's, which is 61 at stride 64 and side 800."""
+    torchvision's own divides the image's side by the map's, which is 61 at stride 64 and side 800."""
 
     def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
-        """For each picture (N, 4), in pixels."""
+        """For each image (N, 4), in pixels."""
         self.set_cell_anchors(torch.float32, maps[0].device)
         strides = [(stride, stride) for stride in PYRAMID_STRIDES]
         anchors = torch.cat(self.grid_anchors([level.shape[-2:] for level in maps], strides))
@@ -105,7 +105,7 @@ class Anchors(AnchorGenerator):
 class RoiPool(MultiScaleRoIAlign):
     """`cells` x `cells` parts of the pyramid at `POOLED_STRIDES`.
 
-    torchvision's own guesses the strides from the first pictures it sees, wrongly where much of them is padding."""
+    torchvision's own guesses the strides from the first images it sees, wrongly where much of them is padding."""
 
     def __init__(self, cells: int):
         super().__init__([str(stride) for stride in POOLED_STRIDES], cells, sampling_ratio=2)
@@ -114,7 +114,7 @@ class RoiPool(MultiScaleRoIAlign):
 
 
 class MaskRcnn(Detector):
-    """Pictures -> objects with masks, through proposals. `sizes` keep these out of the padding.
+    """Images -> objects with masks, through proposals. `sizes` keep these out of the padding.
 
     The convolutions after the encoder see the padding, as in torchvision, a few positions deep."""
 
@@ -148,7 +148,7 @@ class MaskRcnn(Detector):
     def losses(self, images: Tensor, padding: Tensor | None, sizes: Tensor, targets: list[dict]) -> dict[str, Tensor]:
         """Parts "objectness" and "rpn_box_reg" of the proposals, "classifier", "box_reg" and "mask" of the objects.
 
-        In training mode; `targets` with `masks` (n, h, w) in {0, 1}, of the picture's size without padding."""
+        In training mode; `targets` with `masks` (n, h, w) in {0, 1}, of the image's size without padding."""
         pictures, maps = self._pyramid(images, padding, sizes)
         targets = [target | {"labels": target["labels"] + 1} for target in targets]
         proposals, rpn_losses = self.rpn(pictures, maps, targets)
@@ -157,7 +157,7 @@ class MaskRcnn(Detector):
 
     @torch.no_grad()
     def detect(self, images: Tensor, padding: Tensor | None, sizes: Tensor, originals: Tensor) -> list[dict]:
-        """For each picture `boxes` (n, 4), `scores`, `labels` (n,) and `masks` (n, height, width) bool of the
+        """For each image `boxes` (n, 4), `scores`, `labels` (n,) and `masks` (n, height, width) bool of the
         original's size, n at most `detections`. In evaluation mode."""
         pictures, maps = self._pyramid(images, padding, sizes)
         proposals, _ = self.rpn(pictures, maps)
@@ -171,7 +171,7 @@ class MaskRcnn(Detector):
         self.roi_heads.mask_predictor = _mask_predictor(self.config).to(device)
 
     def _pyramid(self, images: Tensor, padding: Tensor | None, sizes: Tensor) -> tuple[ImageList, dict[str, Tensor]]:
-        """What torchvision's parts take: the pictures with their sizes, and the maps."""
+        """What torchvision's parts take: the images with their sizes, and the maps."""
         return ImageList(images, [tuple(size) for size in sizes.tolist()]), self.pyramid(self.maps(images, padding))
 
 
@@ -195,7 +195,7 @@ def _cast(module: nn.Module, inputs: tuple, outputs: Any) -> Any:
 
 
 def _in_original(objects: dict[str, Tensor], size: list[int], original: list[int]) -> dict[str, Tensor]:
-    """What `roi_heads` found in a picture of `size` (height, width) -> in the original of size `original`."""
+    """What `roi_heads` found in an image of `size` (height, width) -> in the original of size `original`."""
     (height, width), (full_height, full_width) = size, original
     scale = objects["boxes"].new_tensor([full_width / width, full_height / height] * 2)
     boxes = clip_boxes_to_image(objects["boxes"] * scale, (full_height, full_width))

@@ -1,7 +1,7 @@
 """The set loss of DETR (Carion et al., ECCV 2020): each object is given to one query, the rest learn "no object".
 
-Shapes: L layers (the last and, as auxiliary losses, those before it), B pictures, N queries, K classes, T objects of
-the picture with most. Boxes here are (centre x, centre y, width, height) in parts of the picture's sides.
+Shapes: L layers (the last and, as auxiliary losses, those before it), B images, N queries, K classes, T objects of
+the image with most. Boxes here are (centre x, centre y, width, height) in parts of the image's sides.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ def set_losses(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) 
     Args:
         logits: (L, B, N, K + 1), the last class "no object".
         boxes: (L, B, N, 4) in [0, 1].
-        targets: for each picture `boxes` (n, 4) and `labels` (n,); where n > N the objects that match worst are left.
+        targets: for each image `boxes` (n, 4) and `labels` (n,); where n > N the objects that match worst are left.
     """
     logits, boxes = logits.float(), boxes.float()
-    layers, pictures, queries, classes = logits.shape
-    layer, picture, query, which = match(logits.detach(), boxes.detach(), targets)
+    layers, images, queries, classes = logits.shape
+    layer, image, query, which = match(logits.detach(), boxes.detach(), targets)
     counts = torch.tensor([len(target["labels"]) for target in targets])
-    place = (counts.cumsum(0) - counts).to(picture.device)[picture] + which  # among the objects of all pictures
+    place = (counts.cumsum(0) - counts).to(image.device)[image] + which  # among the objects of all images
     labels = torch.cat([target["labels"] for target in targets])[place]
     wanted = torch.cat([target["boxes"] for target in targets])[place].float()
-    classified = torch.full((layers, pictures, queries), classes - 1, device=logits.device)
-    classified[layer, picture, query] = labels
+    classified = torch.full((layers, images, queries), classes - 1, device=logits.device)
+    classified[layer, image, query] = labels
     weight = torch.ones(classes, device=logits.device)
     weight[-1] = NO_OBJECT
     cross_entropy = [F.cross_entropy(of.flatten(0, 1), to.flatten(), weight)
                      for of, to in zip(logits, classified, strict=True)]
-    found, number = boxes[layer, picture, query], _objects(targets, logits.device)
+    found, number = boxes[layer, image, query], _objects(targets, logits.device)
     return {
         "class": CLASS * torch.stack(cross_entropy).sum(),
         "l1": L1 * (found - wanted).abs().sum() / number,
@@ -47,7 +47,7 @@ def set_losses(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) 
 
 @torch.no_grad()
 def match(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) -> tuple[Tensor, ...]:
-    """The pairs of least cost (the Hungarian method, scipy's): layer, picture, query and object of each, (M,) each.
+    """The pairs of least cost (the Hungarian method, scipy's): layer, image, query and object of each, (M,) each.
 
     Arguments as in `set_losses`. All costs cross to the CPU in one transfer."""
     from scipy.optimize import linear_sum_assignment
@@ -69,9 +69,9 @@ def match(logits: Tensor, boxes: Tensor, targets: list[dict[str, Tensor]]) -> tu
     cost = cost.nan_to_num(nan=1e6, posinf=1e6, neginf=-1e6).cpu()
     pairs = []
     for layer, of_layer in enumerate(cost.numpy()):
-        for picture, number in enumerate(counts):
-            queries, objects = linear_sum_assignment(of_layer[picture, :, :number])
-            pairs += [(layer, picture, q, t) for q, t in zip(queries.tolist(), objects.tolist(), strict=True)]
+        for image, number in enumerate(counts):
+            queries, objects = linear_sum_assignment(of_layer[image, :, :number])
+            pairs += [(layer, image, q, t) for q, t in zip(queries.tolist(), objects.tolist(), strict=True)]
     return tuple(torch.tensor(pairs, device=device).T)
 
 

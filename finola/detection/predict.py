@@ -29,7 +29,7 @@ def detect(model: Detector, image: Image.Image | str | Path) -> dict[str, Tensor
         `labels` (n,), and of a Mask R-CNN `masks` (n, H, W) bool.
 
     Raises:
-        DataError: a picture that cannot be decoded or has no pixels. WeightsError: a model that is no detector.
+        DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no detector.
         FinolaError: a model in training mode.
     """
     require_detector(model)

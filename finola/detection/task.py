@@ -55,7 +55,7 @@ class DetectionTask(Task):
         shares = {name: share if isinstance(share := scores[name], float) else math.nan for name in self.scores}
         return {name: torch.tensor(100 * share, device=self.device) for name, share in shares.items()}
 
-    def picture(self) -> Image.Image | None:
+    def panel(self) -> Image.Image | None:
         drawn, self.drawn = self.drawn, []
         return grid(drawn) if drawn else None
 
@@ -63,7 +63,7 @@ class DetectionTask(Task):
         return batch["image"].contiguous(memory_format=self.memory_format)
 
     def _draw(self, batch: Batch, found: list[dict]) -> None:
-        """Keep the first pictures with what was found on them."""
+        """Keep the first images with what was found on them."""
         for i in range(min(len(found), PANEL_IMAGES - len(self.drawn))):
             height, width = batch["size"][i].tolist()
             picture = to_image(batch["image"][i, :, :height, :width])

@@ -1,8 +1,8 @@
-"""How pictures and their objects are resized, flipped and cropped (DETR's augmentation, mobile-former.md section 3).
+"""How images and their objects are resized, flipped and cropped (DETR's augmentation, mobile-former.md section 3).
 
 A training view is drawn from (seed, epoch, index) alone, as all random numbers of `finola.data.crops` are, so
-the number of workers and a resume change nothing. It is one part of the picture, not rounded to pixels, resized
-once: the crop between two resizings of DETR's branch is carried back to the picture's own pixels.
+the number of workers and a resume change nothing. It is one part of the image, not rounded to pixels, resized
+once: the crop between two resizings of DETR's branch is carried back to the image's own pixels.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from finola.data.crops import uniforms
 from finola.errors import RecipeError
 
-# DETR's crop, for pictures whose largest shorter side is REFERENCE; other sizes in proportion
+# DETR's crop, for images whose largest shorter side is REFERENCE; other sizes in proportion
 REFERENCE = 800
-CROP_FROM = (400, 500, 600)  # shorter sides of the picture that is cropped
+CROP_FROM = (400, 500, 600)  # shorter sides of the image that is cropped
 CROP_SIDES = (384, 600)  # least and most of a crop's sides
 DRAWS = 8  # random numbers of a view
 
@@ -31,8 +31,8 @@ class ViewPolicy:
     Attributes:
         scales: shorter sides, one of which is picked; the crops are in proportion to the last one.
         max_size: limit of the longer side.
-        hflip: mirror half of the pictures.
-        crop: crop half of the pictures, as DETR does.
+        hflip: mirror half of the images.
+        crop: crop half of the images, as DETR does.
 
     Raises:
         RecipeError: no scale, one below 1, or a scale above `max_size`.
@@ -53,9 +53,9 @@ class ViewPolicy:
 
 @dataclass(frozen=True)
 class View:
-    """A part of a picture, resized, then mirrored or not."""
+    """A part of an image, resized, then mirrored or not."""
 
-    box: tuple[float, float, float, float]  # left, top, right, bottom in the picture's pixels
+    box: tuple[float, float, float, float]  # left, top, right, bottom in the image's pixels
     size: tuple[int, int]  # height and width of the result
     flip: bool = False
 
@@ -71,13 +71,13 @@ def resized(height: int, width: int, shorter: int, longest: int) -> tuple[int, i
 
 
 def whole_view(size: tuple[int, int], shorter: int, longest: int) -> View:
-    """The evaluation's view of a picture of `size` (height, width): all of it."""
+    """The evaluation's view of an image of `size` (height, width): all of it."""
     height, width = size
     return View((0, 0, width, height), resized(height, width, shorter, longest))
 
 
 def random_view(size: tuple[int, int], index: int, *, seed: int, epoch: int, policy: ViewPolicy) -> View:
-    """The training's view of picture `index`, of `size` (height, width), in an epoch."""
+    """The training's view of image `index`, of `size` (height, width), in an epoch."""
     flip, branch, scale, *crop = uniforms(seed, epoch, np.array([index]), DRAWS)[0]
     height, width = size
     box = (0, 0, width, height)
@@ -88,14 +88,14 @@ def random_view(size: tuple[int, int], index: int, *, seed: int, epoch: int, pol
 
 
 def view_image(image: Image.Image, view: View) -> Image.Image:
-    """The view of a picture (antialiased bilinear)."""
+    """The view of an image (antialiased bilinear)."""
     height, width = view.size
     image = image.resize((width, height), Image.Resampling.BILINEAR, box=view.box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if view.flip else image
 
 
 def view_boxes(boxes: Tensor, view: View) -> Tensor:
-    """Boxes (n, 4), left, top, right, bottom in the picture's pixels -> in the view's, clipped to it. Those outside
+    """Boxes (n, 4), left, top, right, bottom in the image's pixels -> in the view's, clipped to it. Those outside
     have no area left."""
     left, top, right, bottom = view.box
     height, width = view.size
@@ -118,7 +118,7 @@ def view_masks(masks: Tensor, view: View) -> Tensor:
 
 
 def view_target(target: dict[str, Tensor], view: View) -> dict[str, Tensor]:
-    """The objects of a training picture in its view: boxes, labels and, where given, masks. Crowds and objects
+    """The objects of a training image in its view: boxes, labels and, where given, masks. Crowds and objects
     outside the view are left out."""
     boxes = view_boxes(target["boxes"], view)
     kept = ~target["iscrowd"] & (boxes[:, 2:] > boxes[:, :2]).all(dim=1)
@@ -130,7 +130,7 @@ def view_target(target: dict[str, Tensor], view: View) -> dict[str, Tensor]:
 
 def _random_crop(height: int, width: int, draws: list[float], factor: float) -> tuple[tuple, int, int]:
     """Resize to one of CROP_FROM, cut out a rectangle of sides in CROP_SIDES at a whole pixel, all times `factor`.
-    Returns the rectangle (left, top, right, bottom) in the picture's own pixels, and the height and width cut out."""
+    Returns the rectangle (left, top, right, bottom) in the image's own pixels, and the height and width cut out."""
     pick, *draws = draws
     ratio = round(CROP_FROM[int(pick * len(CROP_FROM))] * factor) / min(height, width)
     low, high = (round(side * factor) for side in CROP_SIDES)

@@ -21,11 +21,11 @@ MASK_SEED = 0  # of the masks of the first batch; those of the next have the nex
 
 @dataclass
 class MaskedScores:
-    """PSNR summed over the images shown so far, in dB, and some of them as pictures.
+    """PSNR summed over the images shown so far, in dB, and some of them for a panel.
 
     Attributes:
         masked: of the masked region alone.
-        whole: of the whole picture, whose visible region is as it was.
+        whole: of the whole image, whose visible region is as it was.
         seconds: spent on predicting, loading aside.
         rows: visible part, prediction and original of some images, each (3, S, S).
     """
@@ -80,9 +80,9 @@ def fixed_masks(batch: int) -> Iterator[None]:
 
 def masked_psnr(model: MaskedImageModel, x: Tensor, patches: Tensor,
                 mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """PSNR of the masked region and of the whole picture, (B,) each; the visible part and the prediction as pictures.
+    """PSNR of the masked region and of the whole image, (B,) each; the visible part and the prediction as images.
 
-    The visible region has no error, so the two differ by the masked share of the picture alone."""
+    The visible region has no error, so the two differ by the masked share of the image alone."""
     visible, x_hat = model.paint(x, patches, mask)
     whole = psnr(x_hat, x)
     return whole + 10 * mask.flatten(1).float().mean(1).log10(), whole, visible, x_hat

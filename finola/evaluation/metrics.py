@@ -21,8 +21,8 @@ def psnr(x_hat: Tensor, x: Tensor) -> Tensor:
 STRIP = 64  # rows compared at once
 
 
-def picture_psnr(a: Image.Image, b: Image.Image) -> float:
-    """`finola.psnr` of two 8-bit RGB pictures of one size, a strip of rows at a time."""
+def image_psnr(a: Image.Image, b: Image.Image) -> float:
+    """`finola.psnr` of two 8-bit RGB images of one size, a strip of rows at a time."""
     tops = range(0, a.height, STRIP)
     squares = sum(_squared_error(_strip(a, top), _strip(b, top)) for top in tops)
     error = squares / (3 * a.width * a.height * 255**2)

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
-LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's picture, and of the chart, in pixels
+LONGEST_SIDE, LEAST_WIDTH = 512, 240  # of a chart's image, and of the chart, in pixels
 BAR = "#a9cfe8"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One class a picture may be of.
+    """One class an image may be of.
 
     Attributes:
         label: the class as the weights name it, such as n03028079; its number where they name none.
@@ -56,7 +56,7 @@ def predict(model: Classifier, image: Image.Image | str | Path, top: int = 5) ->
             (antialiased bicubic) and the centre square is taken, as in `finola eval`.
 
     Raises:
-        DataError: a picture that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
+        DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
         FinolaError: a model in training mode.
     """
     require_classifier(model)
@@ -66,7 +66,7 @@ def predict(model: Classifier, image: Image.Image | str | Path, top: int = 5) ->
 @torch.no_grad()
 def predict_squares(model: Classifier, x: Tensor, top: int = 5) -> list[list[Prediction]]:
     """`predict` for squares x (B, 3, S, S) in [0, 1], as `load_square` gives them, at once."""
-    require_evaluation(model, "where a picture's classes depend on the others of its batch")
+    require_evaluation(model, "where an image's classes depend on the others of its batch")
     if top < 1:
         raise FinolaError(f"top: got {top}, expected at least 1")
     config = model.config
@@ -87,7 +87,7 @@ def require_classifier(model: ImageModel, source: str | Path = "model") -> Class
 
 
 def chart(image: Image.Image | str | Path, predictions: list[Prediction]) -> Image.Image:
-    """The picture, at most 512 pixels wide and high, and below it one bar for each prediction."""
+    """The image, at most 512 pixels wide and high, and below it one bar for each prediction."""
     picture = upright_rgb(image).copy()
     picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     width = max(picture.width, LEAST_WIDTH)

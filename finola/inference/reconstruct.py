@@ -1,8 +1,8 @@
-"""Photographs of any size and mode through the autoencoder: one centre square, or the whole picture in tiles.
+"""Photographs of any size and mode through the autoencoder: one centre square, or the whole image in tiles.
 
 A model takes squares of S = `model.config.image_size` pixels, and each costs one q of C numbers. Fitted, a
-picture is one square. Tiled, a picture of H x W pixels is covered by n = rows · columns squares and costs
-n · C numbers. With S = 128 and C = 768 a square alone takes 768 / 128² = 0.047 numbers a pixel, a large picture
+image is one square. Tiled, an image of H x W pixels is covered by n = rows · columns squares and costs
+n · C numbers. With S = 128 and C = 768 a square alone takes 768 / 128² = 0.047 numbers a pixel, a large image
 768 / 112² = 0.061, since neighbours share at least S / 8 = 16 pixels. There they are blended, so that no seam
 shows.
 """
@@ -23,7 +23,7 @@ from tqdm import tqdm
 from finola.data.images import fit, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError
-from finola.evaluation.metrics import picture_psnr
+from finola.evaluation.metrics import image_psnr
 from finola.inference.tiles import blend, cover, mirrored
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import require_evaluation
@@ -31,13 +31,13 @@ from finola.models.base import require_evaluation
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """A picture and what the model made of it.
+    """An image and what the model made of it.
 
     Attributes:
-        original: 8-bit RGB, what the model was given: the centre square at its size, or the whole picture.
+        original: 8-bit RGB, what the model was given: the centre square at its size, or the whole image.
         reconstruction: 8-bit RGB, of the same size.
-        psnr: of the two pictures as they are (8 bits, peak 255), in dB.
-        tiles: rows and columns of squares, each one q; (1, 1) where the picture was fitted.
+        psnr: of the two images as they are (8 bits, peak 255), in dB.
+        tiles: rows and columns of squares, each one q; (1, 1) where the image was fitted.
     """
 
     original: Image.Image
@@ -46,7 +46,7 @@ class Reconstruction:
     tiles: tuple[int, int]
 
     def panel(self) -> Image.Image:
-        """Original | reconstruction with captions; one above the other if the picture is wider than 2 : 1."""
+        """Original | reconstruction with captions; one above the other if the image is wider than 2 : 1."""
         (width, height), font = self.original.size, ImageFont.load_default(size=12)
         below = width > 2 * height
         captions = ("original", f"reconstruction, {self.psnr:.2f} dB")
@@ -55,12 +55,12 @@ class Reconstruction:
         size = (GAP + cell, GAP + 2 * line) if below else (GAP + 2 * cell, GAP + line)
         canvas = Image.new("RGB", size, "white")
         draw = ImageDraw.Draw(canvas)
-        for i, (picture, caption) in enumerate(
+        for i, (image, caption) in enumerate(
             zip((self.original, self.reconstruction), captions, strict=True)
         ):
             left, top = (GAP, GAP + i * line) if below else (GAP + i * cell, GAP)
             draw.text((left, top), caption, fill="black", font=font)
-            canvas.paste(picture, (left, top + LABEL_HEIGHT))
+            canvas.paste(image, (left, top + LABEL_HEIGHT))
         return canvas
 
 
@@ -77,13 +77,13 @@ def reconstruct(
     Args:
         model: in evaluation mode, on any device.
         image: a path, or a PIL image of any size and mode (`finola.data.images`: how each becomes RGB).
-        tile: take the whole picture at its own size. Otherwise its shorter side is resized to the model's
+        tile: take the whole image at its own size. Otherwise its shorter side is resized to the model's
             size (antialiased bicubic) and the centre square is taken.
-        batch_size: squares at once. Beside the two pictures in 8 bits, memory holds these and one row of tiles.
+        batch_size: squares at once. Beside the two images in 8 bits, memory holds these and one row of tiles.
         progress: show a bar of the squares on stderr.
 
     Raises:
-        DataError: a picture that cannot be decoded or has no pixels. FinolaError: a model in training mode.
+        DataError: an image that cannot be decoded or has no pixels. FinolaError: a model in training mode.
     """
     require_evaluation(model, "where a square depends on the others of its batch")
     if batch_size < 1:
@@ -96,7 +96,7 @@ def reconstruct(
     squares = _reconstructed(model, mirrored(original, size), corners, batch_size, progress)
     painted = blend(squares, rows, columns).crop((0, 0, *original.size))
     return Reconstruction(
-        original, painted, picture_psnr(painted, original), (len(rows.starts), len(columns.starts))
+        original, painted, image_psnr(painted, original), (len(rows.starts), len(columns.starts))
     )
 
 

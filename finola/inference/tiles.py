@@ -1,9 +1,9 @@
-"""A picture of any size <-> squares of the model's size, with tiles of any side.
+"""An image of any size <-> squares of the model's size, with tiles of any side.
 
 Tiles of the model's own side are the paper's mode; smaller ones are enlarged to it (antialiased bicubic), which
 gives each vector less to describe, larger ones are shrunk. Tiles that share pixels are blended there. Where they
-only touch, as they do by default in a picture that divides evenly, the step from one to the other is spread over
-`SEAM` pixels on both sides, unless it is so high that it may belong to the picture.
+only touch, as they do by default in an image that divides evenly, the step from one to the other is spread over
+`SEAM` pixels on both sides, unless it is so high that it may belong to the image.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tiling:
         return cover(self.height, self.side, self.overlap), cover(self.width, self.side, self.overlap)
 
     def cut(self, image: Image.Image, size: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The tiles of an RGB picture in batches: (B, 3, side, side) at their own size, (B, 3, S, S) at the model's."""
+        """The tiles of an RGB image in batches: (B, 3, side, side) at their own size, (B, 3, S, S) at the model's."""
         rows, columns = self.covers()
         pixels = mirrored(image, self.side)
         corners = [(y, x) for y in rows.starts for x in columns.starts]
@@ -50,7 +50,7 @@ class Tiling:
             yield x, resize(x, size)
 
     def paint(self, squares: Iterable[Tensor]) -> Image.Image:
-        """The RGB picture of its tiles (3, side, side), given row by row."""
+        """The RGB image of its tiles (3, side, side), given row by row."""
         rows, columns = self.covers()
         canvas = blend(iter(squares), rows, columns)
         soften(canvas, _touching(columns, self.side), vertical=True)
@@ -72,7 +72,7 @@ def soften(canvas: Image.Image, seams: list[int], vertical: bool) -> None:
         pixels = np.asarray(canvas.crop(box), dtype=np.float32)
         lines = pixels if vertical else pixels.swapaxes(0, 1)  # (length, 2 · SEAM, 3)
         before, after = lines[:, SEAM - 1], lines[:, SEAM]
-        slope = ((before - lines[:, SEAM - 2]) + (lines[:, SEAM + 1] - after)) / 2  # of the picture itself
+        slope = ((before - lines[:, SEAM - 2]) + (lines[:, SEAM + 1] - after)) / 2  # of the image itself
         step = after - before - slope
         step[np.abs(step) > 255 * SEAM_LIMIT] = 0
         ramp = (np.arange(SEAM) + 0.5) / (2 * SEAM)  # up to one half
@@ -88,7 +88,7 @@ def _touching(line: Cover, side: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Cover:
-    """Tiles that cover one side of a picture.
+    """Tiles that cover one side of an image.
 
     Attributes:
         length: of the side in pixels, at least one tile's.
@@ -116,7 +116,7 @@ def cover(length: int, size: int, overlap: int | None = None) -> Cover:
 
 
 def blend(squares: Iterator[Tensor], rows: Cover, columns: Cover) -> Image.Image:
-    """Paint the squares, given row by row, into one picture; only one row of them is held as floats."""
+    """Paint the squares, given row by row, into one image; only one row of them is held as floats."""
     size = rows.weights.shape[1]
     canvas = Image.new("RGB", (columns.length, rows.length))
     band = torch.zeros(3, size, columns.length)  # the rows of pixels that the present row of tiles covers

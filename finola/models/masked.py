@@ -62,7 +62,7 @@ class MaskedImageModel(ImageModel, ABC):
         return masked_mean(F.mse_loss(patches.float(), target, reduction="none"), mask)
 
     def paint(self, x: Tensor, patches: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Two pictures (B, 3, S, S) on the scale of [0, 1], unclamped: x with its masked patches gray, and x with
+        """Two images (B, 3, S, S) on the scale of [0, 1], unclamped: x with its masked patches gray, and x with
         the prediction in their place. With `norm_pix_loss` a patch's own mean and deviation are put back."""
         patches = patches.float()
         if self.norm_pix_loss:

@@ -128,7 +128,7 @@ def norm_of(layers: nn.Sequential) -> nn.BatchNorm2d:
 
 
 def zero_padding(x: Tensor, padding: Tensor | None) -> Tensor:
-    """Map (B, C, H, W), zero where `padding` (B, H, W) is True: what a convolution reads beyond a picture's border."""
+    """Map (B, C, H, W), zero where `padding` (B, H, W) is True: what a convolution reads beyond an image's border."""
     return x if padding is None else x * _inside(padding, x)
 
 
@@ -462,8 +462,8 @@ class MobileFormer(nn.Module):
         indices: the last n, a selection, or all (None). Returns the list, or (final map, list) unless
         `intermediates_only`. `norm` changes nothing: the encoder has no final norm to apply to a map.
 
-        padding: (B, H, W) bool, True right of and below pictures smaller than the batch's. With it each picture's
-        part of the maps is what the picture alone would give, whatever finite numbers the padding holds; the rest is
+        padding: (B, H, W) bool, True right of and below images smaller than the batch's. With it each image's
+        part of the maps is what the image alone would give, whatever finite numbers the padding holds; the rest is
         zero."""
         if output_fmt != "NCHW":
             raise FinolaError(f"output_fmt: got {output_fmt!r}, expected 'NCHW'; permute the maps yourself")

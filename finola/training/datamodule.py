@@ -137,8 +137,8 @@ class Images(RunData[ImageDataset]):
     def some(self, count: int) -> Tensor:
         """(count, 3, S, S): centre squares of training images, spread evenly over the set."""
         size, count = self.recipe.data.image_size, min(count, len(self.train))
-        pictures = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
-        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in pictures])
+        images = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
+        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in images])
 
     def train_dataloader(self) -> Loader:
         section, batches = self.recipe.data, self._batches(train=True)

@@ -8,7 +8,7 @@ A run's folder:
     last.ckpt              the newest checkpoint
     features_0/            what a frozen encoder gives for the images, while a probe runs; one for each process
     csv/, tensorboard/     logs; each resume starts a new csv version
-    panels/                one picture for each validation: reconstructions, predictions, objects, or the confusion of
+    panels/                one image for each validation: reconstructions, predictions, objects, or the confusion of
                            classes
     weights.safetensors, result.json, curve.png, panel.png    written when the run ends
 """

@@ -62,15 +62,15 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class DataSection:
-    """Crops: a random part of the picture, between `crop_scale` of its area, resized to `image_size` pixels.
+    """Crops: a random part of the image, between `crop_scale` of its area, resized to `image_size` pixels.
 
     `resident` decodes every image once, keeps it at `resident_size` pixels (shorter side) on the device and
     crops there: for sets that fit in memory. `policy` acts on the crops: one of timm's RandAugment strings
     ("rand-m9-mstd0.5-inc1") or "moco". `augment: false` takes centre squares instead, in training too: for
     probing, where a frozen encoder then sees each image only once.
 
-    Detection: pictures keep their aspect. `image_size` is the shorter side (of the longer see the model's `max_size`);
-    in training it is drawn from `scales`, where given. `random_crop` cuts half of the pictures first, as DETR does.
+    Detection: images keep their aspect. `image_size` is the shorter side (of the longer see the model's `max_size`);
+    in training it is drawn from `scales`, where given. `random_crop` cuts half of the images first, as DETR does.
     """
 
     image_size: int = _option(256, low=8)

@@ -182,7 +182,7 @@ def test_samples_hang_on_the_seed_and_not_on_the_signs_of_components():
     assert not torch.allclose(embedding.sample(statistics.mean, components, 3, seed=1), q, rtol=1e-6)
 
 
-# --- measures of pictures ----------------------------------------------------------------------------------
+# --- measures of images ----------------------------------------------------------------------------------
 
 
 def test_grayness_of_known_pictures():

@@ -120,7 +120,7 @@ def test_measurements_of_a_model(model):
     torch.testing.assert_close(*measured.commutators.values())
     assert {name: len(scores) for name, scores in measured.renderings[2].scores.items()} == {
         BICUBIC: 2, **{str(scheme): 2 for scheme in SCHEMES}}
-    assert measured.renderings[3].scores == {}  # 96 pixels: neither picture has as many
+    assert measured.renderings[3].scores == {}  # 96 pixels: neither image has as many
     assert plot_equations(measured).size == (990, 900)
     assert renderings_panel(measured.renderings[2]).width > 2 * 64
 

@@ -1,4 +1,4 @@
-"""Faulty annotations, pictures, weights and recipes given to finola detect: the right exit code and one line that says
+"""Faulty annotations, images, weights and recipes given to finola detect: the right exit code and one line that says
 what to do, or it works."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL = {  # name in the tests -> registered name and what makes it small
 
 @pytest.fixture(scope="module")
 def coco(tmp_path_factory):
-    """Annotations of six pictures, not to be changed."""
+    """Annotations of six images, not to be changed."""
     return make_coco(tmp_path_factory.mktemp("coco"), pictures=6)
 
 
@@ -113,7 +113,7 @@ def with_crowds_alone(content):
 
 
 def with_bad_boxes(content):
-    """Zero area, inverted, outside, partly outside; and in one picture more than the queries of the DETR and the
+    """Zero area, inverted, outside, partly outside; and in one image more than the queries of the DETR and the
     detections of the Mask R-CNN."""
     for box in ([5, 5, 0, 10], [40, 40, -10, -10], [500, 500, 10, 10], [50, 50, 400, 400]):
         entry = annotation(len(content["annotations"]) + 1, 100, 3, (0, 0, 10, 10))
@@ -188,20 +188,20 @@ def test_a_mask_rcnn_that_finds_nothing_scores_0(weights, coco, run, tmp_path):
     assert json.loads((tmp_path / "scores/detections.json").read_text()) == []
 
 
-# annotations and pictures that are refused --------------------------------------------------------
+# annotations and images that are refused --------------------------------------------------------
 
 
 def test_missing_pictures(recipes, weights, spoilt, refused):
     data = spoilt(lambda content: None)
     (data.parent.parent / "train/03.png").unlink()
-    parts = [data, "1 of 6 pictures are missing", "03.png"]
+    parts = [data, "1 of 6 images are missing", "03.png"]
     refused(3, parts, "train", recipes["detr"], "--data", data, *SHORT)
     refused(3, parts, *evaluation(weights("detr"), data))
 
 
 def test_a_damaged_picture(weights, spoilt, refused):
     data = spoilt(lambda content: None)
-    (data.parent.parent / "train/03.png").write_bytes(b"no picture")
+    (data.parent.parent / "train/03.png").write_bytes(b"no image")
     refused(3, ["03.png"], *evaluation(weights("detr"), data))
 
 
@@ -229,7 +229,7 @@ def test_masks_need_segmentations(recipes, weights, coco, spoilt, refused):
 
 
 def test_boxes_need_no_segmentations(recipes, spoilt, run, tmp_path):
-    """Nor pictures in the standard place, if their folder is named."""
+    """Nor images in the standard place, if their folder is named."""
     data = spoilt(without_segmentation)
     pictures = (data.parent.parent / "train").rename(tmp_path / "pictures")
     assert run("train", recipes["detr"], "--data", data, pictures, *SHORT)[0] == 0
@@ -340,7 +340,7 @@ def test_words_of_data(recipes, weights, coco, refused):
 
 
 def test_the_folder_of_the_pictures(recipes, coco, refused, tmp_path):
-    refused(3, [coco, "6 of 6 pictures are missing", tmp_path / "empty"], "train", recipes["detr"],
+    refused(3, [coco, "6 of 6 images are missing", tmp_path / "empty"], "train", recipes["detr"],
             "--data", coco, tmp_path / "empty", *SHORT)
 
 
@@ -357,7 +357,7 @@ def test_resume_with_other_data(recipes, coco, run, tmp_path):
 
 @pytest.mark.parametrize("colours", [COLOURS | {90: "yellow"}, {3: "red", 7: "green"}])
 def test_resume_with_other_classes(colours, recipes, coco, run, tmp_path):
-    """As many pictures, but of other classes, as many or fewer."""
+    """As many images, but of other classes, as many or fewer."""
     words = [recipes["detr"], *SHORT, "--optim.epochs", "2", "--trainer.max_time", "1e-9"]
     assert run("train", *words, "--data", coco)[0] == 0
     others = make_coco(tmp_path / "others", colours=colours, pictures=6)
@@ -366,7 +366,7 @@ def test_resume_with_other_classes(colours, recipes, coco, run, tmp_path):
 
 
 def test_other_commands_say_that_it_is_a_detector(weights, coco, capsys):
-    """finola eval, predict and reconstruct; the pictures are not even looked at."""
+    """finola eval, predict and reconstruct; the images are not even looked at."""
     picture = next((coco.parent.parent / "train").glob("*.png"))
     detector = weights("mask_rcnn")
     for words, code, part in ((["eval", detector, "--data", picture.parent], 2, "finola detect eval"),

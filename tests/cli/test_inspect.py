@@ -1,4 +1,4 @@
-"""`finola inspect` on bad pictures, statistics, models and options: one clear line and nothing half-written."""
+"""`finola inspect` on bad images, statistics, models and options: one clear line and nothing half-written."""
 
 import json
 
@@ -96,7 +96,7 @@ def test_spaces_that_do_not_fit_together():
     x = torch.zeros(2, 3, 32, 32)
     with pytest.raises(FinolaError, match="of vectors of 17 numbers, expected 16"):
         embedding_space(autoencoder(), Statistics(17), ["a", "b"], x)
-    with pytest.raises(DataError, match="got 1 pictures, expected at least 2"):
+    with pytest.raises(DataError, match="got 1 images, expected at least 2"):
         embedding_space(autoencoder(), Statistics(CHANNELS), ["a"], x[:1])
     with pytest.raises(FinolaError, match=r"model.eval\(\)"):
         embedding_space(autoencoder().train(), Statistics(CHANNELS), ["a", "b"], x)
@@ -119,17 +119,17 @@ def test_statistics_on_file_bound_the_components_too(pictures, weights, statisti
     assert "at least 5 images, got 4" in fails(capsys, 3, *words)
 
 
-# --- pictures and folders ----------------------------------------------------------------------------------
+# --- images and folders ----------------------------------------------------------------------------------
 
 
 def test_examples_that_are_too_few_damaged_or_missing(pictures, weights, statistics, tmp_path, capsys):
     rest = ("--weights", weights, "--statistics", statistics, "--out", tmp_path / "out")
-    assert "got 1 pictures, expected at least 2" in fails(
+    assert "got 1 images, expected at least 2" in fails(
         capsys, 3, "embedding", "--images", pictures / "0.png", *rest)  # fmt: skip
-    (tmp_path / "text.png").write_text("no picture")
+    (tmp_path / "text.png").write_text("no image")
     line = fails(capsys, 3, "embedding", "--images", pictures, tmp_path / "text.png", *rest)
     assert "text.png: is not an image" in line
-    assert "no picture there" in fails(capsys, 3, "embedding", "--images", tmp_path / "*.webp", *rest)
+    assert "no image there" in fails(capsys, 3, "embedding", "--images", tmp_path / "*.webp", *rest)
     assert not (tmp_path / "out").exists()
 
 

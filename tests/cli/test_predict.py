@@ -1,4 +1,4 @@
-"""`finola predict` with bad pictures, weights and folders: one clear line, the right exit code, the rest done."""
+"""`finola predict` with bad images, weights and folders: one clear line, the right exit code, the rest done."""
 
 import json
 
@@ -46,7 +46,7 @@ def test_when_no_picture_is_left(pictures, weights, tmp_path, capsys):
     code, printed, errors = run(capsys, pictures / "text.jpg", "--weights", weights, "--out", tmp_path / "out")
     assert (code, printed) == (3, "") and "1 of 1 failed" in errors[-1] and not (tmp_path / "out").exists()
     (tmp_path / "bare").mkdir()
-    assert "no picture there" in fails(capsys, 3, tmp_path / "bare", "--weights", weights)
+    assert "no image there" in fails(capsys, 3, tmp_path / "bare", "--weights", weights)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_folder_for_charts_that_cannot_be_one(pictures, weights, capsys):
     good = pictures / "good.png"
     assert "expected a folder" in fails(capsys, 2, good, "--weights", weights, "--out", good)
     before = good.read_bytes()
-    assert "holds the picture good.png" in fails(capsys, 2, good, "--weights", weights, "--out", pictures)
+    assert "holds the image good.png" in fails(capsys, 2, good, "--weights", weights, "--out", pictures)
     assert good.read_bytes() == before
 
 

@@ -1,4 +1,4 @@
-"""Bad pictures, folders, models and disks: one clear line, the right exit code, nothing half-written."""
+"""Bad images, folders, models and disks: one clear line, the right exit code, nothing half-written."""
 
 import errno
 import json
@@ -47,7 +47,7 @@ def test_a_folder_or_a_pattern_without_pictures(pictures, weights, tmp_path, cap
     (tmp_path / "nothing").mkdir()
     for word in (tmp_path / "nothing", pictures / "*.webp"):
         code, _, errors = run(capsys, word, pictures / "good.png", "--out", tmp_path / "out", "--weights", weights)
-        assert code == 3 and str(word) in errors[-1] and "no picture there" in errors[-1]
+        assert code == 3 and str(word) in errors[-1] and "no image there" in errors[-1]
         assert (tmp_path / "out" / "good.png").exists()
 
 

@@ -21,10 +21,10 @@ from finola.codec.codec import choose_mode, choose_side, read_symbols
 from finola.codec.container import OVERHEAD, Mode, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
-from finola.codec.refine import picture as paint
+from finola.codec.refine import decode_tiles as paint
 from finola.data.images import upright_rgb
 from finola.errors import DataError, RecipeError, WeightsError
-from finola.evaluation.metrics import picture_psnr
+from finola.evaluation.metrics import image_psnr
 from finola.factory import create_model
 from finola.inference.tiles import SEAM, Tiling, soften
 from finola.weights import save_weights
@@ -87,7 +87,7 @@ def test_a_stream_does_not_depend_on_the_batch_size_it_is_read_with(codec):
     image = picture(100, 70)
     other = Codec(codec.model, codec.calibration, batch_size=3)
     data = codec.compress(image)
-    assert picture_psnr(other.decompress(data), codec.decompress(data)) > 50
+    assert image_psnr(other.decompress(data), codec.decompress(data)) > 50
 
 
 def test_more_bits_are_nearer(codec):
@@ -266,7 +266,7 @@ def test_a_calibration_is_the_same_from_its_file(codec, tmp_path):
     loaded = Calibration.load(path)
     assert loaded.identity == codec.calibration.identity
     data = codec.compress(picture(50, 40))
-    assert picture_psnr(Codec(codec.model, loaded).decompress(data), codec.decompress(data)) > 50
+    assert image_psnr(Codec(codec.model, loaded).decompress(data), codec.decompress(data)) > 50
 
 
 def test_a_calibration_of_other_weights_is_refused(codec, tmp_path):

@@ -1,7 +1,7 @@
-"""Streams that were damaged, cut, grown or forged (cases 17 and 18): a BitstreamError, or the right picture.
+"""Streams that were damaged, cut, grown or forged (cases 17 and 18): a BitstreamError, or the right image.
 
 The checksum catches what chance does. What someone does on purpose, with a checksum that fits, must still end in a
-BitstreamError or in a picture of at most `MAX_PIXELS`; only the header is trusted for the size, and is checked first.
+BitstreamError or in an image of at most `MAX_PIXELS`; only the header is trusted for the size, and is checked first.
 """
 
 import random
@@ -103,7 +103,7 @@ def test_other_weights_are_refused_by_name(codec, stream):
 
 
 def test_a_forged_payload_gives_a_picture_or_an_error(codec, stream):
-    """With a checksum that fits there may be nothing wrong with it, so a picture of the header's size is right too."""
+    """With a checksum that fits there may be nothing wrong with it, so an image of the header's size is right too."""
     numbers, errors = random.Random(0), 0
     for _ in range(100):
         forged = bytearray(stream)

@@ -1,4 +1,4 @@
-"""Every kind of picture becomes one defined RGB image, or a DataError that names the file."""
+"""Every kind of image becomes one defined RGB image, or a DataError that names the file."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from finola.errors import DataError, RecipeError
 
 
 def photo(width=48, height=32):
-    """A smooth RGB picture in which all pixels differ."""
+    """A smooth RGB image in which all pixels differ."""
     y, x = np.mgrid[:height, :width]
     return Image.fromarray(np.stack([x * 5, y * 7, x * 2 + y * 3], axis=-1).astype(np.uint8))
 
@@ -100,7 +100,7 @@ def test_a_file_without_read_permission_is_named():
                 os.seteuid(0)
 
 
-# --- oversized pictures (case 4) ---------------------------------------------------------------------------
+# --- oversized images (case 4) ---------------------------------------------------------------------------
 
 
 def png_header(width, height):

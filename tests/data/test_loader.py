@@ -28,7 +28,7 @@ from finola.errors import DataError
 
 
 def smooth(width, height, seed=0):
-    """A picture with structure but no jumps, so that 8-bit rounding is the only difference of resamplers."""
+    """An image with structure but no jumps, so that 8-bit rounding is the only difference of resamplers."""
     small = np.random.default_rng(seed).integers(40, 216, (5, 5, 3), dtype=np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
 

@@ -1,4 +1,4 @@
-"""Pictures for the detectors."""
+"""Images for the detectors."""
 
 import pytest
 from coco_data import padded_pair

@@ -1,4 +1,4 @@
-"""COCO-format data sets, the views of their pictures and the batches: promises and geometry."""
+"""COCO-format data sets, the views of their images and the batches: promises and geometry."""
 
 import itertools
 import json
@@ -43,7 +43,7 @@ def annotation(key, image, category, bbox, **more):
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Seven grey pictures, a red rectangle on each for its first object; the last has none. One crowd."""
+    """Seven grey images, a red rectangle on each for its first object; the last has none. One crowd."""
     root = tmp_path_factory.mktemp("coco")
     (root / "train").mkdir()
     (root / "annotations").mkdir()
@@ -194,7 +194,7 @@ def test_picture_boxes_and_masks_stay_together(data, index):
 
 
 def test_a_mirrored_crop_by_hand():
-    """The right half of a 4x2 picture, doubled and mirrored."""
+    """The right half of a 4x2 image, doubled and mirrored."""
     view = View((2, 0, 4, 2), (4, 4), flip=True)
     boxes = torch.tensor([[3.0, 0, 4, 1], [0, 0, 3, 2], [0, 0, 1, 1]])
     assert view_boxes(boxes, view).tolist() == [[0, 0, 2, 2], [2, 0, 4, 4], [4, 0, 4, 2]]
@@ -223,7 +223,7 @@ def test_what_views_are_drawn():
     assert all(max(view.size) <= 1333 for view in views)
     left, top, right, bottom = np.array([view.box for view in crops]).T
     assert left.min() >= 0 and top.min() >= 0 and right.max() <= 640 and bottom.max() <= 480
-    heights = bottom - top  # of a picture resized by 400 / 480 ... 600 / 480
+    heights = bottom - top  # of an image resized by 400 / 480 ... 600 / 480
     assert 384 * 480 / 600 <= heights.min() < 330 and heights.max() == 480
     assert (right - left).max() <= 600 * 480 / 400
     aspects = np.array([view.size[1] / view.size[0] for view in crops])

@@ -138,9 +138,9 @@ def test_entries_that_are_no_objects(write):
 def test_missing_pictures_are_counted_at_opening(write, tmp_path):
     images = [{"id": i, "file_name": f"sub/{i}.png", "height": 1, "width": 1} for i in (11, 12)]
     message = refused(write(images=images))
-    assert f"2 of 2 pictures are missing, the first is {tmp_path / 'sub' / '11.png'}" in message
+    assert f"2 of 2 images are missing, the first is {tmp_path / 'sub' / '11.png'}" in message
     message = refused(write(), tmp_path / "elsewhere")
-    assert "2 of 2 pictures are missing" in message and f"folders tried: {tmp_path / 'elsewhere'};" in message
+    assert "2 of 2 images are missing" in message and f"folders tried: {tmp_path / 'elsewhere'};" in message
 
 
 def test_the_message_names_every_folder_tried(tmp_path):
@@ -184,7 +184,7 @@ def test_boxes_partly_outside_are_clipped(write):
 def test_a_picture_of_another_size_names_both(write, tmp_path):
     data = CocoDetection(write())
     Image.new("RGB", (30, 40)).save(tmp_path / "b.png")
-    with pytest.raises(DataError, match=r"b.png: the picture is 30x40, .*mine.json says 40x30"):
+    with pytest.raises(DataError, match=r"b.png: the image is 30x40, .*mine.json says 40x30"):
         data.load(1)
 
 

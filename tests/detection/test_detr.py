@@ -1,4 +1,4 @@
-"""DETR with each of its heads: shapes, gradients, boxes in the original's pixels, padded pictures, other classes,
+"""DETR with each of its heads: shapes, gradients, boxes in the original's pixels, padded images, other classes,
 weights files, bad configurations."""
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_a_mobile_former_does_not_see_the_padding(head):
 
 
 def test_the_transformer_does_not_see_the_padding():
-    """The blocks of a new ResNet are the identity, so that nothing from beside a picture comes into its map: with and
+    """The blocks of a new ResNet are the identity, so that nothing from beside an image comes into its map: with and
     without padding the head finds the same. (Trained convolutions reach across.)"""
     model = tiny("transformer").eval()
     picture = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -211,7 +211,7 @@ def test_pictures_without_objects_train(head, images, padding, targets):
 
 
 def test_losses_are_those_of_the_picture_s_own_pixels(images, padding, targets):
-    """Boxes are taken relative to the picture, not to the padded batch: the box of all of the second picture costs
+    """Boxes are taken relative to the image, not to the padded batch: the box of all of the second image costs
     nothing where the query says (0.5, 0.5, 1, 1)."""
     model = tiny(dropout=0.0).eval()
     with torch.no_grad():

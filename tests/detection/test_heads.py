@@ -1,4 +1,4 @@
-"""The detection heads: shapes at odd sizes, padding, gradients, precision, independence of the pictures of a batch."""
+"""The detection heads: shapes at odd sizes, padding, gradients, precision, independence of the images of a batch."""
 
 import math
 
@@ -11,7 +11,7 @@ from finola.errors import FinolaError
 
 CHANNELS = {8: 12, 16: 16, 32: 24}
 LAYERS = {"mf_dec_522": 9, "mf_dec_211": 4, "transformer": 6}
-SIZE = (72, 100)  # of a picture in pixels: maps of 9x13, 5x7 and 3x4
+SIZE = (72, 100)  # of an image in pixels: maps of 9x13, 5x7 and 3x4
 
 
 def make(name: str, num_queries: int = 7) -> nn.Module:
@@ -24,7 +24,7 @@ def make(name: str, num_queries: int = 7) -> nn.Module:
 
 
 def maps_of(head: nn.Module, batch: int = 2, size: tuple[int, int] = SIZE) -> dict[int, Tensor]:
-    """What an encoder would give for pictures of `size`."""
+    """What an encoder would give for images of `size`."""
     return {stride: torch.randn(batch, CHANNELS[stride], *(math.ceil(side / stride) for side in size))
             for stride in head.strides}
 
@@ -163,7 +163,7 @@ def test_a_block_sees_a_padded_map_as_it_sees_it_alone():
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("size", [(64, 96), (33, 81)])
 def test_a_padded_picture_gives_the_queries_it_gives_alone(name, size):
-    """Maps are zero in the padding, as the encoders leave them. A picture alone is padded to multiples of 32."""
+    """Maps are zero in the padding, as the encoders leave them. An image alone is padded to multiples of 32."""
     head = make(name)
     near, far = (maps_of(head, batch=1, size=canvas) for canvas in ((64, 96), (128, 160)))
     for stride, x in near.items():

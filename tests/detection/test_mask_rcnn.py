@@ -1,4 +1,4 @@
-"""Mask R-CNN: losses and gradients, frozen encoders, pictures without objects, coordinates, bad configurations."""
+"""Mask R-CNN: losses and gradients, frozen encoders, images without objects, coordinates, bad configurations."""
 
 import pytest
 import torch

@@ -16,7 +16,7 @@ LAYERS, QUERIES, CLASSES = 2, 5, 3
 
 
 def boxes(*shape: int) -> torch.Tensor:
-    """Boxes (..., 4), centre and sides, inside the picture."""
+    """Boxes (..., 4), centre and sides, inside the image."""
     sides = 0.05 + 0.4 * torch.rand(*shape, 2)
     return torch.cat([sides / 2 + (1 - sides) * torch.rand(*shape, 2), sides], dim=-1)
 

@@ -23,7 +23,7 @@ HEIGHT, WIDTH = 160, 200
 
 
 def blob(generator, height, width):
-    """The run lengths of an ellipse of any size somewhere in the picture, its box (x, y, w, h) and its area."""
+    """The run lengths of an ellipse of any size somewhere in the image, its box (x, y, w, h) and its area."""
     a, b = np.exp(generator.uniform(np.log(4), np.log(80))) * generator.uniform(0.7, 1, 2)
     y, x = generator.uniform(0, height), generator.uniform(0, width)
     rows, columns = np.mgrid[:height, :width]
@@ -34,7 +34,7 @@ def blob(generator, height, width):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """15 pictures with up to 9 objects of four of five classes, all sizes, one in seven a crowd."""
+    """15 images with up to 9 objects of four of five classes, all sizes, one in seven a crowd."""
     root = tmp_path_factory.mktemp("made")
     generator = np.random.default_rng(0)
     images, annotations = [], []

@@ -1,6 +1,6 @@
 """The documented chain by the command line: pre-train, probe twice, fine-tune, eval, predict, and on to other classes.
 
-The pictures are skies over ground: the class is the weather, told by the colours."""
+The images are skies over ground: the class is the weather, told by the colours."""
 
 from __future__ import annotations
 

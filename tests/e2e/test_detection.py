@@ -1,4 +1,4 @@
-"""DETR and Mask R-CNN on pictures of coloured rectangles, by the command line: training with a frozen encoder and on
+"""DETR and Mask R-CNN on images of coloured rectangles, by the command line: training with a frozen encoder and on
 from there, scores, results in COCO's format, photographs, resume in mid-epoch bit for bit."""
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def test_fine_tuning_changes_the_encoder(kind, frozen, recipes, coco, tmp_path):
 
 @pytest.fixture(scope="module")
 def evaluated(frozen, coco, tmp_path_factory):
-    """A function: the folder that finola detect eval writes for a run on its validation pictures, in the same batches:
-    what is beside a picture depends on the size of the largest one."""
+    """A function: the folder that finola detect eval writes for a run on its validation images, in the same batches:
+    what is beside an image depends on the size of the largest one."""
     folders = {}
 
     def evaluate(kind):
@@ -202,7 +202,7 @@ def test_scores_as_json_and_in_percent(frozen, coco, capsys):
 
 @pytest.fixture
 def photographs(coco, tmp_path):
-    """Three pictures of different sizes, in some modes, and a damaged one between them."""
+    """Three images of different sizes, in some modes, and a damaged one between them."""
     folder = tmp_path / "photographs"
     folder.mkdir()
     source = coco["val"].parent.parent / "val"
@@ -217,7 +217,7 @@ def photographs(coco, tmp_path):
 
 @KINDS
 def test_photographs(kind, frozen, photographs, tmp_path, capsys):
-    """The good pictures are drawn in spite of the damaged one; detections.json is in COCO's results format."""
+    """The good images are drawn in spite of the damaged one; detections.json is in COCO's results format."""
     out = tmp_path / "found"
     assert main(["detect", "predict", str(photographs), "--weights", str(frozen(kind) / "weights.safetensors"),
                  "--out", str(out), "--threshold", "0.1", "--device", "cpu"]) == 3

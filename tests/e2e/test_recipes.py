@@ -236,7 +236,7 @@ def test_a_panel_shows_its_own_validation_alone(images, recipe_file, tmp_path, m
     monkeypatch.setattr(reconstruction, "panel", lambda rows, **options: shown.append(rows) or panel(rows, **options))
     recipe = load_recipe(recipe_file, ["--optim.epochs", "3", "--trainer.panel_every", "2"])
     fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
-    assert [len(row) for rows in shown for row in rows] == [4, 4, 4, 4]  # two rows of the four pictures, twice
+    assert [len(row) for rows in shown for row in rows] == [4, 4, 4, 4]  # two rows of the four images, twice
     assert not shown[0][1].equal(shown[1][1])
 
 

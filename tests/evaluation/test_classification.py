@@ -26,7 +26,7 @@ PER_CLASS = {"blue": 12, "green": 9, "red": 3}
 
 
 def make_folder(root, seed):
-    """24 pictures of 40x36 in three classes, each of its colour with some noise."""
+    """24 images of 40x36 in three classes, each of its colour with some noise."""
     random = np.random.default_rng(seed)
     for name, colour in COLOURS.items():
         (root / name).mkdir(parents=True)
@@ -57,7 +57,7 @@ def save(tmp_path_factory, name, seed=0, **options):
 
 @pytest.fixture(scope="module")
 def classifier(folder, tmp_path_factory):
-    """Untrained, right about some pictures and wrong about others."""
+    """Untrained, right about some images and wrong about others."""
     options = {"image_size": 32, "num_classes": 3, "classes": CLASSES}
     for seed in range(20):
         path = save(tmp_path_factory, "mobileformer_w720+lin", seed, **options)
@@ -68,7 +68,7 @@ def classifier(folder, tmp_path_factory):
 
 @torch.no_grad()
 def rightness(weights, folder):
-    """For each picture whether the classifier is right, and its class."""
+    """For each image whether the classifier is right, and its class."""
     batch = next(iter(squares(folder, batch_size=24)))
     return load_weights(weights).eval()(batch["image"]).argmax(1) == batch["label"], batch["label"]
 

@@ -30,7 +30,7 @@ SIZE = 32
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """30 smooth 40x36 pictures in two classes."""
+    """30 smooth 40x36 images in two classes."""
     root = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for i in range(30):
@@ -247,4 +247,4 @@ def test_a_shipped_model_by_its_name(folder, capsys):
     result = json.loads(printed)
     assert result["sha256"] == hashlib.sha256(pretrained_path(DEFAULT_MODEL).read_bytes()).hexdigest()
     assert [row["numbers"] for row in result["scores"]] == [768, 753, 768]
-    assert result["scores"][0]["psnr"] > 15  # these pictures are more colourful than any photograph
+    assert result["scores"][0]["psnr"] > 15  # these images are more colourful than any photograph

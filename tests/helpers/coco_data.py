@@ -31,9 +31,9 @@ RECIPES = {"detr": DETR, "mask_rcnn": MASK_RCNN}
 
 
 def make_coco(folder: Path, split: str = "train", colours: dict[int, str] = COLOURS, pictures: int = PICTURES) -> Path:
-    """`folder`/annotations/instances_`split`.json and `folder`/`split` with its pictures; returns the former.
+    """`folder`/annotations/instances_`split`.json and `folder`/`split` with its images; returns the former.
 
-    The first picture has a crowd beside its objects, the last one nothing at all.
+    The first image has a crowd beside its objects, the last one nothing at all.
     """
     generator = np.random.default_rng(len(split))
     images, annotations = [], []
@@ -69,7 +69,7 @@ def annotation(key: int, image_id: int, category: int, box: tuple[int, int, int,
 
 
 def padded_pair() -> torch.Tensor:
-    """Two pictures as a detector takes them, (2, 3, 64, 96): one of 64x96, one of 40x33 and its padding."""
+    """Two images as a detector takes them, (2, 3, 64, 96): one of 64x96, one of 40x33 and its padding."""
     images = torch.rand(2, 3, 64, 96, generator=torch.Generator().manual_seed(0))
     images[1, :, 40:], images[1, :, :, 33:] = 0, 0
     return images

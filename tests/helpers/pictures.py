@@ -1,4 +1,4 @@
-"""Pictures for the tests."""
+"""Images for the tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image
 
 
 def photo(width: int = 48, height: int = 40, seed: int = 0) -> Image.Image:
-    """A smooth random RGB picture."""
+    """A smooth random RGB image."""
     coarse = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -22,5 +22,5 @@ def good_and_bad(folder: Path) -> Path:
         noise.save(folder / name)
     (folder / "cut.png").write_bytes((folder / "cut.png").read_bytes()[:2000])
     (folder / "empty.png").touch()
-    (folder / "text.jpg").write_text("no picture")
+    (folder / "text.jpg").write_text("no image")
     return folder

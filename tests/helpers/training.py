@@ -20,7 +20,7 @@ trainer: {precision: 32-true, accelerator: cpu, ema_decay: 0.9}
 
 
 def make_images(folder: Path, train: int = 12, val: int = 4) -> Path:
-    """`folder`/train and `folder`/val with smooth random 40x36 pictures of two classes."""
+    """`folder`/train and `folder`/val with smooth random 40x36 images of two classes."""
     for split, count in (("train", train), ("val", val)):
         generator = np.random.default_rng(count)
         for index in range(count):

@@ -178,7 +178,7 @@ def pictures(tmp_path):
     (trip / ".hidden").mkdir(parents=True)
     for i, name in enumerate(["a.png", "trip/a.jpg", "trip/A.png", "trip/b.jpg", "trip/.hidden/c.png"]):
         photo(60 + i, 45, seed=i).save(trip.parent / name)
-    (trip / "notes.txt").write_text("not a picture")
+    (trip / "notes.txt").write_text("not an image")
     return trip.parent
 
 

@@ -1,4 +1,4 @@
-"""Masked FINOLA: what it sees, what it predicts and from what, its loss and its pictures."""
+"""Masked FINOLA: what it sees, what it predicts and from what, its loss and its images."""
 
 from __future__ import annotations
 

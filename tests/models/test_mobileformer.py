@@ -281,7 +281,7 @@ def test_images_of_a_batch_do_not_mix_in_eval():
 
 
 def padded_batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A picture of 75x101, the same in a batch of 128x160 with noise around it, and that batch's padding."""
+    """An image of 75x101, the same in a batch of 128x160 with noise around it, and that batch's padding."""
     picture, batch = image(1, 75, 101), image(2, 128, 160)
     batch[:1, :, :75, :101] = picture
     padding = torch.zeros(2, 128, 160, dtype=torch.bool)

@@ -110,7 +110,7 @@ def test_moco_starts_its_slow_encoder_from_the_same_weights(saved):
 
 
 def test_reconstruction_takes_pooling_and_matrices_of_masked_e(saved):
-    """Of equal grids (a block of 4x4 patches, pictures of 64 px), so that the positions' embeddings are the same."""
+    """Of equal grids (a block of 4x4 patches, images of 64 px), so that the positions' embeddings are the same."""
     path, donor = saved("masked_e", image_size=128, block_size=4)
     model = build("autoencoder")
     before, after = transferred(model, path)

@@ -15,7 +15,7 @@ EXAMPLE = """examples:
   finola inspect growth photo.jpg --out growth.gif
   finola inspect equations --data photos --out inspected/equations
 
-Each analysis writes pictures (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
+Each analysis writes images (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
 `finola inspect ANALYSIS --help` lists its options."""
 
 
@@ -23,7 +23,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "inspect",
         help="look inside a model: its embedding space, the maps it grows",
-        description="Look inside a model, by pictures and by numbers.",
+        description="Look inside a model, by images and by numbers.",
         epilog=EXAMPLE,
     )
     analyses = parser.add_subparsers(dest="analysis", metavar="ANALYSIS", required=True)

@@ -1,4 +1,4 @@
-"""`finola inspect embedding`: what the space of the vectors q holds, in six pictures and their numbers."""
+"""`finola inspect embedding`: what the space of the vectors q holds, in six images and their numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.inspect.results import choose_pictures, write_results
+from finola.cli.inspect.results import choose_images, write_results
 from finola.cli.options import (
     Subparsers,
     add_model,
@@ -36,7 +36,7 @@ EXAMPLE = """examples:
   finola inspect embedding --images photos --statistics inspected/statistics.safetensors --out again --seed 1
 
 The mean m and the covariance of the vectors q are those of the images of --data, in one pass over a set of any
-size; they are kept in OUT/statistics.safetensors, for --statistics. The pictures are of the examples:
+size; they are kept in OUT/statistics.safetensors, for --statistics. The images are of the examples:
   mean.png         what the mean vector is decoded to
   fade.png         on the way from q to m
   mirror.png       on through m: 2m - q reverses colours; 2q - m, which the paper prints, is the other way
@@ -44,14 +44,14 @@ size; they are kept in OUT/statistics.safetensors, for --statistics. The picture
   mixtures.png     two vectors mixed, beside their pixels mixed
   components.png   reconstructions from the first K principal components
   embedding.json   the numbers of all of them
-A picture that cannot be decoded stops the command with exit code 3."""
+An image that cannot be decoded stops the command with exit code 3."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "embedding",
         help="mean, fade, mirror, samples, mixtures and components of the vectors",
-        description="What the space of an autoencoder's vectors holds, in pictures and numbers.",
+        description="What the space of an autoencoder's vectors holds, in images and numbers.",
         epilog=EXAMPLE,
     )
     parser.add_argument("--images", nargs="+", required=True, metavar="IMAGES",
@@ -97,9 +97,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _examples(args: argparse.Namespace, out: Path) -> list[Path]:
     """The files of --images and --examples."""
-    paths = choose_pictures(args.images, out, args.examples)
+    paths = choose_images(args.images, out, args.examples)
     if len(paths) < 2:
-        raise DataError(f"--images: got {len(paths)} pictures, expected at least 2, so that there is a mixture")
+        raise DataError(f"--images: got {len(paths)} images, expected at least 2, so that there is a mixture")
     return paths
 
 
@@ -157,17 +157,17 @@ def _summary(result: dict, out: Path) -> str:
     mirrors = {name: row["correlation_with_reconstruction"] for name, row in result["mirror"].items()}
     half = next(row for row in result["mixtures"]["shares"] if row["share"] == 0.5)
     lines = [
-        f"mean of {mean['images']} vectors: a picture {mean['deviation']['channels']:.1f} levels from gray and "
+        f"mean of {mean['images']} vectors: an image {mean['deviation']['channels']:.1f} levels from gray and "
         f"{mean['deviation']['pixels']:.1f} from one colour",
         *(f"{name}: correlation {row['values']:+.2f} with the reconstruction, {row['hues']:+.2f} of the hues"
           for name, row in mirrors.items()),
         f"samples: neighbouring pixels differ by {samples['roughness']:.1f} levels, those of reconstructions by "
         f"{samples['roughness_of_reconstructions']:.1f}",
-        f"half of each: the mixed vectors' picture is at {half['psnr_to_mixed_reconstructions']:.2f} dB of the mixed "
+        f"half of each: the mixed vectors' image is at {half['psnr_to_mixed_reconstructions']:.2f} dB of the mixed "
         "reconstructions",
         *(f"{row['components']} components: {100 * row['explained_variance']:.1f} % of the variance, "
           f"{100 * row['explained_of_examples']:.1f} % of the examples', {row['psnr']:.2f} dB"
           for row in result["components"]["counts"]),
-        f"pictures and embedding.json in {out}",
+        f"images and embedding.json in {out}",
     ]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`finola inspect equations`: how far the maps obey the differential equations, and pictures on finer grids."""
+"""`finola inspect equations`: how far the maps obey the differential equations, and images on finer grids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.inspect.results import choose_pictures, write_results
+from finola.cli.inspect.results import choose_images, write_results
 from finola.cli.options import (
     Subparsers,
     add_device,
@@ -39,10 +39,10 @@ EXAMPLE = """examples:
 Written to OUT:
   equations.png      by position: how far the map misses the recursion at each step (residual), and how far the two
                      paths to a position differ (commutator), of this model and of another; 0 where they agree
-  renderings_xF.png  the same q drawn F times larger, on finer grids, beside the model's picture enlarged
+  renderings_xF.png  the same q drawn F times larger, on finer grids, beside the model's image enlarged
   equations.json     the numbers; PSNR is against the original at F times the model's size
-The largest centre square of each picture is taken; one smaller than F times the model's size takes no part in F.
-A picture that cannot be decoded stops the command with exit code 3."""
+The largest centre square of each image is taken; one smaller than F times the model's size takes no part in F.
+An image that cannot be decoded stops the command with exit code 3."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
     from finola.pde import law_of
 
     out, factors = check_folder(args.out), _factors(args)
-    paths = choose_pictures(args.data, out, args.limit)
+    paths = choose_images(args.data, out, args.limit)
     model = open_model(args)
     law_of(model)  # before anything is read
     against = _open_against(args, model.mean.device) or untrained(model)
@@ -153,4 +153,4 @@ def _summary(result: dict, out: Path) -> str:
                      + (f"; best: {entry['best']}" if entry["best"] else " are that large"))
         lines += [f"{psnr:8.2f} dB  {name}" for name, psnr in
                   sorted(entry["psnr"].items(), key=lambda item: item[1], reverse=True)]
-    return "\n".join([*lines, f"pictures and equations.json in {out}"])
+    return "\n".join([*lines, f"images and equations.json in {out}"])

@@ -1,4 +1,4 @@
-"""`finola inspect growth`: the map and the picture growing out of one vector, as an animated GIF."""
+"""`finola inspect growth`: the map and the image growing out of one vector, as an animated GIF."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ centre square."""
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "growth",
-        help="the map and the picture growing out of one vector, as an animated GIF",
-        description="An animated GIF of a photograph's map and picture growing out of its one vector.",
+        help="the map and the image growing out of one vector, as an animated GIF",
+        description="An animated GIF of a photograph's map and image growing out of its one vector.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("photo", metavar="PHOTO", help="a picture of any size")
+    parser.add_argument("photo", metavar="PHOTO", help="an image of any size")
     parser.add_argument("--out", required=True, metavar="FILE", help="the GIF, .gif")
     add_model(parser)
     add_device(parser)

@@ -1,4 +1,4 @@
-"""What several analyses of `finola inspect` share: which pictures they take, and where their results go."""
+"""What several analyses of `finola inspect` share: which images they take, and where their results go."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
-def choose_pictures(words: list[str], out: Path, limit: int | None) -> list[Path]:
-    """The pictures that words mean, at most `limit`, spread evenly over them.
+def choose_images(words: list[str], out: Path, limit: int | None) -> list[Path]:
+    """The images that words mean, at most `limit`, spread evenly over them.
 
     Raises:
-        DataError: a word that leads to none. RecipeError: a result could take the place of a picture.
+        DataError: a word that leads to none. RecipeError: a result could take the place of an image.
     """
     from finola.data.datasets import spread
 
@@ -28,12 +28,12 @@ def choose_pictures(words: list[str], out: Path, limit: int | None) -> list[Path
     return [paths[i] for i in spread(len(paths), limit or len(paths))]
 
 
-def write_results(out: Path, name: str, result: dict, pictures: dict[str, Image.Image]) -> None:
-    """OUT/NAME.json and one PNG for each picture, by its name."""
+def write_results(out: Path, name: str, result: dict, images: dict[str, Image.Image]) -> None:
+    """OUT/NAME.json and one PNG for each image, by its name."""
     from finola.files import atomic_write
 
-    for stem, picture in pictures.items():
+    for stem, image in images.items():
         with atomic_write(out / f"{stem}.png") as temporary:
-            picture.save(temporary)
+            image.save(temporary)
     with atomic_write(out / f"{name}.json") as temporary:
         temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -55,7 +55,7 @@ class Task(LightningModule):
             Lightning for them would lose the position in the data on resume.
         seed: with the batch number and the rank it decides all randomness inside the model, so that a resumed
             run needs no stored generator state.
-        panel_folder: where pictures of some validation images go, every `panel_every` validations.
+        panel_folder: where panels of some validation images go, every `panel_every` validations.
 
     `history` has one entry for each validation: step, epoch, mean training loss and score of the epoch (this
     process alone), mean validation loss and scores, as far as the task has them; None for what is not finite. It is
@@ -63,7 +63,7 @@ class Task(LightningModule):
 
     Attributes:
         scores: what a validation finds besides the loss.
-        panel_due: whether this process draws the picture of the validation that is on.
+        panel_due: whether this process draws the image of the validation that is on.
         follows_score: whether the first score is also followed in training.
         unit: of the first score.
         neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
@@ -106,8 +106,8 @@ class Task(LightningModule):
     def validation_scores(self) -> dict[str, Tensor]:
         """The scores of the validation that has just ended, over all processes; the metrics start anew."""
 
-    def picture(self) -> Image.Image | None:
-        """A picture of the validation that has just ended."""
+    def panel(self) -> Image.Image | None:
+        """An image of the validation that has just ended."""
 
     # training
 
@@ -191,15 +191,15 @@ class Task(LightningModule):
             self._write_panel()
 
     def _write_panel(self) -> None:
-        """The validation's picture: a PNG, and TensorBoard."""
-        picture = self.picture()
-        if picture is None or self.panel_folder is None:
+        """The validation's image: a PNG, and TensorBoard."""
+        image = self.panel()
+        if image is None or self.panel_folder is None:
             return
         with atomic_write(self.panel_folder / f"step_{self.global_step:07d}.png") as path:
-            picture.save(path)
+            image.save(path)
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image("val/panel", pil_to_tensor(picture), self.global_step)
+                logger.experiment.add_image("val/panel", pil_to_tensor(image), self.global_step)
 
     # checkpoints
 

@@ -90,7 +90,7 @@ class ClassificationTask(Task):
         self.confusion = compute_and_reset(self.val_confusion).cpu()
         return {"top1": compute_and_reset(self.val_top1), "top5": compute_and_reset(self.val_top5)}
 
-    def picture(self) -> Image.Image | None:
+    def panel(self) -> Image.Image | None:
         if self.confusion is None:
             return None
         return confusion(self.confusion, self.model.config.classes)

@@ -21,7 +21,7 @@ from finola.training.tasks.base import PanelImages, Task, compute_and_reset
 class MaskedPredictionTask(Task):
     """Trains a `MaskedImageModel` to predict the masked region of an image from what is visible.
 
-    Scores: PSNR of the masked region alone, and of the whole picture with the visible region as it is. The paper
+    Scores: PSNR of the masked region alone, and of the whole image with the visible region as it is. The paper
     gives a "Recon-PSNR" without saying which of the two it is.
     """
 
@@ -54,12 +54,12 @@ class MaskedPredictionTask(Task):
     def validation_scores(self) -> dict[str, Tensor]:
         return {"psnr": compute_and_reset(self.val_psnr), "psnr_whole": compute_and_reset(self.val_psnr_whole)}
 
-    def picture(self) -> Image.Image:
+    def panel(self) -> Image.Image:
         return panel(self._examples.take(), labels=["visible", "prediction", "original"])
 
 
 class ContrastTask(Task):
-    """Trains MoCo-v2: two crops of one picture are to be told from all other pictures."""
+    """Trains MoCo-v2: two crops of one image are to be told from all other images."""
 
     model: Moco
 
@@ -72,7 +72,7 @@ class ContrastTask(Task):
         return self.model(batch["image"]), None  # (B, 2, 3, S, S)
 
     def validate_batch(self, batch: Batch, batch_idx: int) -> None:
-        """The loss of the picture against its mirror image; the k-NN accuracy says more."""
+        """The loss of the image against its mirror image; the k-NN accuracy says more."""
         x = batch["image"]
         self.val_loss.update(self.model(torch.stack([x, x.flip(-1)], dim=1)), weight=len(x))
 

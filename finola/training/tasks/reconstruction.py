@@ -61,6 +61,6 @@ class ReconstructionTask(Task):
     def validation_scores(self) -> dict[str, Tensor]:
         return {"psnr": compute_and_reset(self.val_psnr), "ssim": compute_and_reset(self.val_ssim)}
 
-    def picture(self) -> Image.Image:
+    def panel(self) -> Image.Image:
         """Some validation images over their reconstructions."""
         return panel(self._examples.take(), labels=["original", "reconstruction"])

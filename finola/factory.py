@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from finola.errors import WeightsError
 from finola.models.base import ImageModel
 from finola.registry import DEFAULT_MODEL, list_models, model_config, pretrained_path
 from finola.weights import load_weights
+
+if TYPE_CHECKING:
+    from finola.models.autoencoder import FinolaAutoencoder
+
+# for type checkers, which so know what these names make; a test holds them to the registry's
+AutoencoderName = Literal[
+    "finola_mfw720_c768_r8", "finola_mfw720_c768_r16", "finola_mfw720_c768_r32", "finola_mfw720_c3072_r16",
+    "finola_mfw1440_c3072_r16", "finola_mfw2880_c64_r16", "finola_mfw2880_c128_r16", "finola_mfw2880_c256_r16",
+    "finola_mfw2880_c512_r16", "finola_mfw2880_c1024_r16", "finola_mfw2880_c2048_r16",
+    "finola_mfw2880_c3072_r8", "finola_mfw2880_c3072_r16", "finola_mfw2880_c3072_r24",
+    "finola_mfw2880_c3072_r32", "finola_mfw2880_c3072_r64", "finola_mfw2880_c3072_r128",
+    "finola_mfw2880_c3072_r256", "finola_mfw2880_c4096_r16", "finola_mfw4320_c3072_r16",
+    "finola_mfw5760_c3072_r16",
+]
+
+
+@overload
+def create_model(
+    name: AutoencoderName = DEFAULT_MODEL, pretrained: bool = False, **overrides: Any
+) -> FinolaAutoencoder: ...
+
+
+@overload
+def create_model(name: str, pretrained: bool = False, **overrides: Any) -> ImageModel: ...
 
 
 def create_model(name: str = DEFAULT_MODEL, pretrained: bool = False, **overrides: Any) -> ImageModel:

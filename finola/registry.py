@@ -20,13 +20,13 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from finola.errors import FinolaError, near
 from finola.models.base import ModelConfig, resolve
 
 PRETRAINED_FOLDER = Path(__file__).parent / "pretrained"
-DEFAULT_MODEL = "finola_mfw720_c768_r8"
+DEFAULT_MODEL: Final = "finola_mfw720_c768_r8"
 ENCODER_WIDTHS = (720, 1440, 2880, 4320, 5760)
 VITS = ("tiny", "small", "base")
 

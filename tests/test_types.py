@@ -6,11 +6,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+import finola
+from finola.factory import AutoencoderName
+
 ROOT = Path(__file__).parents[1]
 WRONG = ROOT / "tests" / "wrong_uses.py"
+
+
+def test_type_checkers_know_every_autoencoder_by_its_name():
+    assert sorted(get_args(AutoencoderName)) == sorted(finola.list_models("finola_*"))
 
 
 def test_wrong_uses_are_refused():

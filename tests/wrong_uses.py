@@ -9,15 +9,17 @@ finola.autoregress("x", 3)  # E: arg-type
 finola.autoregress(torch.zeros(1, 8), (4, 4), origin=1.5)  # E: arg-type
 finola.autoregress(torch.zeros(1, 8), (4, 4), centre="center")  # E: call-arg
 number: int = finola.create_model("finola_mfw720_c768_r8")  # E: assignment
-finola.create_model("finola_mfw720_c768_r8", pretrained="yes")  # E: arg-type
+finola.create_model("finola_mfw720_c768_r8", pretrained="yes")  # E: call-overload
 finola.load_weights(3)  # E: arg-type
 finola.list_models(pattern=3)  # E: arg-type
 finola.psnr(1.0, 2.0)  # E: arg-type
 finola.AutoencoderConfig("mobileformer_w720", embed_dim="many")  # E: arg-type
 print(finola.no_such_name)  # E: attr-defined
 
-model = finola.AutoencoderConfig("mobileformer_w720").build()
+masked = finola.create_model("masked_finola_b_mfw720")
+finola.reconstruct(masked, "photo.jpg")  # E: arg-type
+model = finola.create_model("finola_mfw720_c768_r8", pretrained=True).eval()
 finola.reconstruct(model, 5)  # E: arg-type
 finola.reconstruct(model, "photo.jpg").psnr.upper()  # E: attr-defined
 good: float = finola.reconstruct(model, "photo.jpg").psnr
-vector: torch.Tensor = model.encode(torch.zeros(1, 3, 256, 256))
+vector: torch.Tensor = model.encode(torch.zeros(1, 3, 128, 128))

@@ -6,20 +6,18 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from finola.errors import FinolaError, WeightsError
 from finola.files import atomic_write
-from finola.models.base import ImageModel, ModelConfig
+from finola.models.base import ImageModel, ModelConfig, ParametersOnMeta
 from finola.registry import KINDS, config_class
 
 FORMAT = re.compile(r"finola-(\w+)/1")  # with the kind of the model
@@ -110,23 +108,6 @@ def weights_hash(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _ParametersOnMeta(TorchFunctionMode):
-    """Within it, what torch.empty gives is on the meta device, stays there, and is not filled with random numbers: a
-    false configuration costs no memory, a true one no time. Buffers hold their values."""
-
-    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.empty:
-            return func(*args, **{**kwargs, "device": "meta"})
-        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
-            return args[0] if args else kwargs["tensor"]
-        if func is Tensor.to and args[0].is_meta:
-            types_asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
-            return args[0].to(*types_asked) if types_asked else args[0]
-        return func(*args, **kwargs)
-
-
 def _stored(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     converted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
     return converted.detach().cpu().contiguous()
@@ -154,7 +135,7 @@ def _read_config(path: str | Path, text: str, config_class: type[ModelConfig]) -
 def _build(path: str | Path, config: ModelConfig) -> ImageModel:
     """A model whose parameters hold nothing: weights take their place."""
     try:
-        with _ParametersOnMeta():
+        with ParametersOnMeta():
             model = config.without_start().build()
     except (FinolaError, TypeError, AttributeError, RuntimeError) as error:
         raise WeightsError(f"{path}: no model can be built from its configuration ({error})") from error

@@ -19,7 +19,7 @@ from finola.autoregression import Finola, normalise, step
 from finola.errors import FinolaError, near
 from finola.evaluation.flops import Count, count
 from finola.models.autoencoder import AutoencoderConfig, FinolaAutoencoder
-from finola.models.base import ModelConfig, resolve
+from finola.models.base import ModelConfig, ParametersOnMeta, resolve
 from finola.models.classifier import ClassifierConfig, is_vit
 from finola.models.decoder import DECODER_WIDTHS, ConvDecoder
 from finola.models.encoders import create_encoder
@@ -117,7 +117,7 @@ def model_parts(name: str) -> list[Row]:
 def _parts(config: AutoencoderConfig) -> list[Row]:
     config = config.without_start()  # which sets values, and the meta device has none
     size, (height, width) = config.image_size, (config.map_size, config.map_size)
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         model = FinolaAutoencoder(config)
         features = torch.empty(1, model.encoder.num_features, *model.pool.size)
         q, z = torch.empty(1, config.embed_dim), torch.empty(1, config.embed_dim, height, width)
@@ -169,7 +169,7 @@ def _measure_encoder(name: str, size: tuple[int, int], **options: Any) -> Cost:
 
 @cache
 def cost_of_encoder(name: str, size: tuple[int, int], **options: Any) -> Count:
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         if name in CONFIGS:
             options |= {"strict_img_size": False}
         elif is_vit(name):
@@ -180,14 +180,14 @@ def cost_of_encoder(name: str, size: tuple[int, int], **options: Any) -> Count:
 
 def _measure_decoder(scale: int, reduce: str | None) -> Cost:
     shape = (EMBED_DIM, IMAGE_SIZE // scale, IMAGE_SIZE // scale)
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         return shape, count(ConvDecoder(EMBED_DIM, scale, reduce), torch.empty(1, *shape))
 
 
 def cost_of_classifier(config: ClassifierConfig) -> Cost:
     size = (config.image_size, config.image_size)
     encoder, channels, token_dim = cost_of_encoder(config.encoder, size), *_feature_widths(config.encoder)
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         features = torch.empty(1, channels, *(side // ENCODER_STRIDE for side in size)), torch.empty(1, token_dim)
         head = create_head(config.head, channels, token_dim, config.num_classes, config.head_width)
         params, macs = count(head, *features)
@@ -197,7 +197,7 @@ def cost_of_classifier(config: ClassifierConfig) -> Cost:
 @cache
 def _feature_widths(encoder: str) -> tuple[int, int]:
     """Channels of an encoder's map and of its token."""
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         model = create_encoder(encoder)
     return model.num_features, token_width(model)
 
@@ -207,7 +207,7 @@ def cost_of_masked(config: MaskedConfig) -> Cost:
     its column, so the mean over the diagonal is that over all."""
     block, grid = config.block_size, config.grid_size
     encoder = cost_of_encoder(config.encoder, (ENCODER_STRIDE * block, ENCODER_STRIDE * block))
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         model = config.build()
         features = torch.empty(1, model.encoder.num_features, block, block)
         z = torch.empty(1, grid, grid, model.autoregression.dim)
@@ -222,7 +222,7 @@ def cost_of_forward(config: ModelConfig) -> Cost:
     """One image through a model as it is trained, or the views of one (MoCo)."""
     shape = (3, config.image_size, config.image_size)
     views = shape if config.views == 1 else (config.views, *shape)
-    with torch.device("meta"):
+    with torch.device("meta"), ParametersOnMeta():
         return views, count(config.build(), torch.empty(1, *views))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pkgutil import resolve_name
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from finola.errors import FinolaError
 from finola.models.encoders import Encoder
@@ -129,6 +130,23 @@ class ImageModel(nn.Module):
 
     def take_over(self, donor: ImageModel) -> None:
         """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
+
+
+class ParametersOnMeta(TorchFunctionMode):
+    """Within it, what torch.empty gives is on the meta device, stays there, and is not filled with random numbers: a
+    false configuration costs no memory, a true one no time. Buffers hold their values."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty:
+            return func(*args, **{**kwargs, "device": "meta"})
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == nn.init.__name__:
+            return args[0] if args else kwargs["tensor"]
+        if func is Tensor.to and args[0].is_meta:
+            types_asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+            return args[0].to(*types_asked) if types_asked else args[0]
+        return func(*args, **kwargs)
 
 
 def resolve(value: Any) -> Any:

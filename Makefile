@@ -6,7 +6,7 @@ TESTS := -m pytest -n 2 --dist worksteal  # two processes of one thread each
 
 .PHONY: demo test test-slow test-lowest lint bench clean
 
-demo: $(VENV)/.installed  ## reconstruct a few pictures with the shipped weights
+demo: $(VENV)/.installed  ## reconstruct a few images with the shipped weights
 	$(BIN)/finola demo
 
 test: $(VENV)/.installed-dev  ## the test suite but for the tests marked slow
@@ -15,7 +15,7 @@ test: $(VENV)/.installed-dev  ## the test suite but for the tests marked slow
 test-slow: $(VENV)/.installed-dev  ## the tests marked slow, which seldom tell what the others do not
 	$(BIN)/python $(TESTS) -m slow
 
-test-lowest:  ## the same with the oldest packages that pyproject.toml allows
+test-lowest:  ## as test, with the oldest packages that pyproject.toml allows
 	$(PYTHON) -m venv $(VENV)-lowest
 	$(VENV)-lowest/bin/python -m pip install --quiet -c lowest.txt -e '.[train,dev]'
 	$(VENV)-lowest/bin/python $(TESTS) -m "not slow"

@@ -1,4 +1,7 @@
-"""Images as first-order norm+linear autoregression (FINOLA). The public names, imported on first use."""
+"""Images as first-order norm+linear autoregression (FINOLA). The public names, imported on first use.
+
+To add one: its import for type checkers, its name in `__all__`, and its module in `HOMES`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what editors and type checkers see; HOMES below says the same, for first use
-    from finola import autoregression, codec, data, detection, kernels, pde
+    from finola import analysis, autoregression, codec, data, detection, kernels, pde
     from finola.autoregression import Finola, autoregress
     from finola.detection.detr import Detr, DetrConfig
     from finola.detection.mask_rcnn import MaskRcnn, MaskRcnnConfig
@@ -43,6 +46,7 @@ __all__ = [
     "RecipeError",
     "Reconstruction",
     "WeightsError",
+    "analysis",
     "autoregress",
     "autoregression",
     "codec",
@@ -81,9 +85,9 @@ HOMES = {  # name -> the module that has it
     **dict.fromkeys(("FinolaError", "DataError", "RecipeError", "WeightsError", "BitstreamError"), "errors"),
 }
 MODULES = {
-    "autoregression": "autoregression", "codec": "codec", "data": "data", "decoder": "models.decoder",
-    "detection": "detection", "encoder": "models.mobileformer", "heads": "models.heads", "kernels": "kernels",
-    "masking": "models.masking", "pde": "pde",
+    "analysis": "analysis", "autoregression": "autoregression", "codec": "codec", "data": "data",
+    "decoder": "models.decoder", "detection": "detection", "encoder": "models.mobileformer", "heads": "models.heads",
+    "kernels": "kernels", "masking": "models.masking", "pde": "pde",
 }
 
 

@@ -38,7 +38,6 @@ from finola.kernels.batched import autoregress_batched
 from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
 
 PATHS = ("average", "row_first", "column_first")
-NORMS = ("layer", "batch", "none")
 EPS = 1e-5  # q itself is not normalised, so it must stay far below q's variance
 Norm = Callable[[Tensor], Tensor]  # (..., C) -> (..., C)
 
@@ -51,6 +50,14 @@ def normalise(z: Tensor, eps: float = EPS) -> Tensor:
 def batch_normalise(z: Tensor, eps: float = EPS) -> Tensor:
     """Zero mean and unit variance of each channel over everything else: the images and the line's positions."""
     return F.batch_norm(z.flatten(0, -2), None, None, training=True, eps=eps).view_as(z)
+
+
+NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {  # name -> (z (..., C), eps) -> n(z)
+    "layer": normalise,
+    "batch": batch_normalise,
+    "none": lambda z, eps: z,
+}
+FAST_NORMS = ("layer", "none")  # those that finola.kernels.batched knows; others run line by line
 
 
 def step(z: Tensor, matrix: Tensor, norm: Norm = normalise) -> Tensor:
@@ -101,10 +108,9 @@ def autoregress(
     origin = resolve_origin(origin, size)
     given = {"right": right, "left": left, "down": down, "up": up}
     weights = _checked(q, {name: given[name] for name in direction_steps(size, origin)}, path, norm)
-    if norm == "batch" or torch.compiler.is_compiling():
-        functions: dict[str, Norm] = {
-            "batch": lambda z: batch_normalise(z, eps), "layer": lambda z: normalise(z, eps), "none": lambda z: z}
-        return autoregress_lines(q, size, weights, dict.fromkeys(weights, functions[norm]), origin, path)
+    if norm not in FAST_NORMS or torch.compiler.is_compiling():
+        norms: dict[str, Norm] = dict.fromkeys(weights, lambda z: NORMS[norm](z, eps))
+        return autoregress_lines(q, size, weights, norms, origin, path)
     return autoregress_batched(q, size, weights, origin, path, normalised=norm == "layer", eps=eps)
 
 

@@ -12,7 +12,7 @@ from finola.weights import load_weights
 if TYPE_CHECKING:
     from finola.models.autoencoder import FinolaAutoencoder
 
-# for type checkers, which so know what these names make; a test holds them to the registry's
+# so that type checkers know what these names make; tests/test_types.py compares them with the registry
 AutoencoderName = Literal[
     "finola_mfw720_c768_r8", "finola_mfw720_c768_r16", "finola_mfw720_c768_r32", "finola_mfw720_c3072_r16",
     "finola_mfw1440_c3072_r16", "finola_mfw2880_c64_r16", "finola_mfw2880_c128_r16", "finola_mfw2880_c256_r16",

@@ -1,4 +1,4 @@
-"""Model names -> configurations, as in timm: `list_models`, and behind `create_model`, `model_config`.
+"""The names of models and of their kinds, and the configuration that each name stands for.
 
     finola_mfw2880_c3072_r16      the autoencoder with the encoder mobileformer_w2880, q of 3072 channels and a 16x16
                                   map, for images of 256 pixels
@@ -8,9 +8,9 @@
     detr_mf_dec_522_mfw2880       DETR with a Mobile-Former head, 522 or 211; mask_rcnn_mfw2880: Mask R-CNN
     detr_r50                      DETR as published, with a ResNet-50
 
-Every field of a model's configuration can be overridden by keyword. This module holds names only: the code of a kind
-of model is imported when one of its models is first asked for. A package of your own adds kinds and names by
-`register_kind`.
+"mfw2880" is short for the encoder mobileformer_w2880. Every field of a model's configuration can be overridden by
+keyword. This module imports no model: the code of a kind is imported when one of its models is first asked for. A
+package of your own adds kinds and names by `register_kind`.
 """
 
 from __future__ import annotations

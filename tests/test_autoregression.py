@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from laws import random_law
 
 from finola.autoregression import (
+    EPS,
+    NORMS,
     PATHS,
     Finola,
     Repetition,
@@ -189,6 +191,17 @@ def test_corner_origins_need_two_matrices_only():
     assert set(dict(Finola(8, (4, 4), "top_left").named_parameters())) == {"right", "down"}
     assert set(dict(Finola(8, (4, 4), "bottom_right").named_parameters())) == {"left", "up"}
     assert set(dict(Finola(8, (4, 4), "center").named_parameters())) == set(DIRECTIONS)
+
+
+def test_a_norm_without_a_fast_form_runs_line_by_line(monkeypatch):
+    def root_mean_square(z, eps):
+        return z / (z.square().mean(-1, keepdim=True) + eps).sqrt()
+
+    monkeypatch.setitem(NORMS, "rms", root_mean_square)
+    q, matrices = random_law(6)
+    origin = resolve_origin("center", (4, 5))
+    expected = autoregress_literal(q, (4, 5), matrices, origin, norm=lambda z: root_mean_square(z, EPS))
+    torch.testing.assert_close(autoregress(q, (4, 5), **matrices, norm="rms"), expected)
 
 
 def test_module_equals_function_and_takes_other_sizes():

@@ -101,7 +101,7 @@ def roughness(x: Tensor) -> float:
 
 class Study(NamedTuple):
     numbers: dict
-    picture: Image.Image
+    image: Image.Image
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _predict(args: argparse.Namespace) -> None:
     drawn = name_panels(paths, Path(args.out))
     model, total = open_weights(args, require_detector), len(paths) + len(faults)
     results: list[dict] = []
-    with tqdm(paths, unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
+    with tqdm(paths, unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
         for number, path in enumerate(bar, start=1):
             try:
                 results += _predict_one(args, model, path, number, drawn[path])

@@ -1,4 +1,4 @@
-"""The `finola` command: one sub-command for each module of `finola.cli`.
+"""The `finola` command: a sub-command for each name in `COMMANDS`.
 
 Nothing here imports torch, so that `finola --help` answers at once. A command module has two functions:
 `add_parser(subparsers)`, which declares its options and an example, and `run(args)`, which does the work.

@@ -66,7 +66,7 @@ def _predict_all(
     from finola.inference.classify import predict_squares
 
     results: list[dict] = []
-    with tqdm(total=len(paths), unit="picture", disable=args.json or not sys.stderr.isatty()) as bar:
+    with tqdm(total=len(paths), unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
         for first in range(0, len(paths), args.batch_size):
             batch = paths[first : first + args.batch_size]
             squares = _load_squares(batch, model.config.image_size, faults)

@@ -63,7 +63,7 @@ def _reconstruct_all(
 
     show = sys.stderr.isatty() and not args.json
     results = []
-    for path, target in tqdm(panels.items(), "pictures", unit="picture", disable=not show):
+    for path, target in tqdm(panels.items(), "images", unit="image", disable=not show):
         try:
             result = _reconstruct_one(args, model, path, target, show)
         except DataError as error:

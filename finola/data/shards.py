@@ -127,11 +127,11 @@ def open_data(roots: Sequence[str | Path]) -> ImageFolder | Shards | Concat:
     Raises:
         DataError: a root that is neither, or holds no image.
     """
-    datasets = [_open_one(Path(root)) for root in roots]
+    datasets = [open_one(Path(root)) for root in roots]
     return datasets[0] if len(datasets) == 1 else Concat(datasets)
 
 
-def _open_one(root: Path) -> ImageFolder | Shards:
+def open_one(root: Path) -> ImageFolder | Shards:
     is_shards = root.is_file() or (root.is_dir() and any(root.glob("*.tar")))
     return Shards(root) if is_shards else ImageFolder(root)
 

@@ -1,5 +1,5 @@
 """Detection heads: from the encoder's maps to object queries (paper, appendix "Network architectures", Table
-"Mobile-Former decoder specifications for COCO object detection", od-mf-dec-achs).
+"Mobile-Former decoder specifications for COCO object detection").
 
 MF-Dec carries a map from coarse to fine past 100 queries; in every block each reads the other:
 

@@ -1,4 +1,4 @@
-"""How images and their objects are resized, flipped and cropped (DETR's augmentation, mobile-former.md section 3).
+"""How images and their objects are resized, flipped and cropped (DETR's augmentation).
 
 A training view is drawn from (seed, epoch, index) alone, as all random numbers of `finola.data.crops` are, so
 the number of workers and a resume change nothing. It is one part of the image, not rounded to pixels, resized

@@ -1,4 +1,5 @@
-"""What all models share: a configuration, an encoder, and images in [0, 1] of one size."""
+"""What all models share: a configuration, an encoder that may be frozen, and images in [0, 1], squares of one size
+but for detectors."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class ModelConfig:
         task: the training task, a `finola.training.tasks.base.Task`.
         data: what it trains on, a `finola.training.datamodule.RunData`.
         cost: a function of the configuration that counts parameters and multiply-adds for `finola info`.
-        score: what `finola eval` measures: "reconstruction", "masked", "classes" or "objects"; None: only its encoder.
+        score: what `finola eval` measures: "reconstruction", "masked", "classes" or "objects"
+            (by `finola detect eval`); None: its encoder alone.
         has_classes: it has the fields `num_classes` and `classes`, and `reset_classifier`.
         keeps_features: it has `features` and `head.classify`, so that the features of images that are not augmented
             can be computed once while its encoder is frozen.
@@ -79,7 +81,7 @@ class ModelConfig:
 
 
 class ImageModel(nn.Module):
-    """What all models share: a configuration, images in [0, 1] of one size, and an encoder that may be frozen."""
+    """What all models share: a configuration, the normalisation of images, and an encoder that may be frozen."""
 
     encoder: Encoder
     mean: Tensor  # (3, 1, 1), of ImageNet's pixels

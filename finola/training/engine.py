@@ -1,7 +1,8 @@
-"""Training runs: a recipe and folders of images in; weights, curves and a result out.
+"""Training runs: a recipe and images (folders, shards or a COCO file) in; weights, curves and a result out.
 
-`fit` hands the work to Lightning's Trainer (devices, DDP, precision, accumulation, averaging, loggers);
-`callbacks.py` adds what an exact resume needs.
+`fit` hands the work to Lightning's Trainer (devices, DDP, precision, accumulation, averaging, loggers). `callbacks.py`
+has the checkpoints, the stop on time or signal, the averaged weights and the speed; `finola.data.loader` resumes in
+the middle of an epoch.
 
 A run's folder:
     recipe.yaml            what was run

@@ -1,4 +1,4 @@
-"""Streams that were damaged, cut, grown or forged (cases 17 and 18): a BitstreamError, or the right image.
+"""Streams that were damaged, cut, grown or forged: a BitstreamError, or the right image.
 
 The checksum catches what chance does. What someone does on purpose, with a checksum that fits, must still end in a
 BitstreamError or in an image of at most `MAX_PIXELS`; only the header is trusted for the size, and is checked first.

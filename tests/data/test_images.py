@@ -34,7 +34,7 @@ def pixel(image, xy=(0, 0)):
     return image.getpixel(xy)
 
 
-# --- damaged and missing files (cases 1 and 2) -------------------------------------------------------------
+# --- damaged and missing files -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".gif", ".tif", ".avif"])
@@ -100,7 +100,7 @@ def test_a_file_without_read_permission_is_named():
                 os.seteuid(0)
 
 
-# --- oversized images (case 4) ---------------------------------------------------------------------------
+# --- oversized images ---------------------------------------------------------------------------
 
 
 def png_header(width, height):
@@ -131,7 +131,7 @@ def test_the_limit_is_an_argument(tmp_path):
         decode_image(path, max_pixels=48 * 32 - 1)
 
 
-# --- modes (case 3) ----------------------------------------------------------------------------------------
+# --- modes ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("suffix", [s for s in SUFFIXES if s not in (".jpg", ".jpeg", ".avif", ".gif")])

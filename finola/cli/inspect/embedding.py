@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     }
     done = {name: study() for name, study in _bar(args, studies)}
     result = _result(model, weights, source, names, {name: study.numbers for name, study in done.items()})
-    write_results(out, "embedding", result, {name: study.picture for name, study in done.items()})
+    write_results(out, "embedding", result, {name: study.image for name, study in done.items()})
     print(json.dumps(result) if args.json else _summary(result, out))
 
 

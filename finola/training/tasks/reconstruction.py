@@ -29,7 +29,7 @@ class ReconstructionTask(Task):
 
     def __init__(self, model: FinolaAutoencoder, optim: OptimSection, total_steps: int, **options: Any):
         super().__init__(model, optim, total_steps, **options)
-        scale = IMAGENET_STD if optim.loss == "normalised" else (1.0, 1.0, 1.0)
+        scale = {"normalised": IMAGENET_STD, "raw": (1.0, 1.0, 1.0)}[optim.loss]
         self.register_buffer("scale", torch.tensor(scale).view(1, 3, 1, 1), persistent=False)
         self.val_psnr = MeanMetric(nan_strategy="disable")
         self.val_ssim = StructuralSimilarityIndexMeasure(data_range=1.0)

@@ -1,0 +1,1 @@
+"""Scores, linear codes to compare with, counts of parameters and multiply-adds, speed."""

@@ -1,0 +1,1 @@
+"""Photographs in, reconstructions or classes out."""

@@ -1,0 +1,1 @@
+"""Encoders, decoders and heads, and the models made of them."""

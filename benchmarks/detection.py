@@ -2,8 +2,9 @@
 
     python benchmarks/detection.py [--device cuda] [--models NAME ...] [--repeats 9] [--out results/detection_cpu.json]
 
-A batch of one image of 800x1333 (padded to 800x1344); on a GPU also under bf16 autocast and in batches of 8. The
-models take turns, and a ratio of latencies is the median of the turns' ratios. Weights are random, and none of an
+A batch of one image of 800x1333 (padded to 800x1344); on a GPU also under bf16 autocast and in batches of 8. Each
+model takes turns with the Faster R-CNN, and a ratio of latencies is the median of the turns' ratios; the file is
+written after each model. Weights are random, and none of an
 R-CNN's scores would pass its threshold, so that is set to let `CANDIDATES` boxes through to the suppression. Nearly
 100 objects remain, as many as it gives at most: Mask R-CNN, which makes a mask for each, is shown at its dearest.
 """
@@ -13,6 +14,7 @@ import gc
 import json
 import resource
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -107,9 +109,9 @@ def gpu_memory(detecting: Detecting, device: str) -> int:
 def latencies(models: dict[str, Detecting], device: str, repeats: int) -> dict[str, list[float]]:
     """Seconds of each model in each turn, after a turn that is not counted."""
     times: dict[str, list[float]] = {name: [] for name in models}
+    gc.collect()
     for turn in range(repeats + 1):
         for name, detecting in models.items():
-            gc.collect()
             taken = seconds(detecting, device)
             if turn:
                 times[name].append(taken)
@@ -120,42 +122,43 @@ def ratio(values, reference_values) -> float:
     return round(median(v / r for v, r in zip(values, reference_values, strict=True)), 3)
 
 
-def rows(models: dict[str, Detecting], counts: dict, memory: dict[str, int], times: dict[str, list[float]],
-         precision: str, batch_size: int) -> list[dict]:
-    result = []
-    for name in models:
-        result.append({
-            "model": name, "precision": precision, "batch_size": batch_size,
-            "params": counts[name].params, "macs": counts[name].macs,  # for one image
-            "latency_ms": round(1000 * median(times[name]), 1),
-            "images_per_second": round(batch_size / median(times[name]), 2),
-            "memory_mib": round(memory[name] / MEBIBYTE, 1),
-            "of_reference": {
-                "params": ratio([counts[name].params], [counts[REFERENCE].params]),
-                "macs": ratio([counts[name].macs], [counts[REFERENCE].macs]),
-                "latency": ratio(times[name], times[REFERENCE]),
-                "memory": ratio([memory[name]], [memory[REFERENCE]]),
-            },
-        })
-    return result
+def row(name: str, counts: dict, memory: dict[str, int], times: dict[str, list[float]], precision: str,
+        batch_size: int) -> dict:
+    return {
+        "model": name, "precision": precision, "batch_size": batch_size,
+        "params": counts[name].params, "macs": counts[name].macs,  # for one image
+        "latency_ms": round(1000 * median(times[name]), 1),
+        "images_per_second": round(batch_size / median(times[name]), 2),
+        "memory_mib": round(memory[name] / MEBIBYTE, 1),
+        "of_reference": {
+            "params": ratio([counts[name].params], [counts[REFERENCE].params]),
+            "macs": ratio([counts[name].macs], [counts[REFERENCE].macs]),
+            "latency": ratio(times[name], times[REFERENCE]),
+            "memory": ratio([memory[name]], [memory[REFERENCE]]),
+        },
+    }
 
 
-def measure(names: list[str], size: tuple[int, int], device: str, repeats: int) -> list[dict]:
+def measure(names: list[str], size: tuple[int, int], device: str, repeats: int) -> Iterator[dict]:
+    """The rows of the reference, then of each model as soon as it is measured."""
     gpu = torch.device(device).type == "cuda"
     # before this process holds any model: on Linux a new process starts with the peak of the one that starts it
-    memory = {} if gpu else {name: fresh_process(cpu_memory, name, size) for name in names}
-    models = {name: Detecting(name, size, device) for name in names}
-    counts = {name: count(detecting) for name, detecting in models.items()}
-    result = []
-    for precision, batch_size in GPU_CASES if gpu else CPU_CASES:
-        for detecting in models.values():
-            detecting.fill(batch_size)
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
-            times = latencies(models, device, repeats)
-            if gpu:
-                memory = {name: gpu_memory(detecting, device) for name, detecting in models.items()}
-        result += rows(models, counts, memory, times, precision, batch_size)
-    return result
+    memory = {} if gpu else {name: fresh_process(cpu_memory, name, size) for name in [REFERENCE, *names]}
+    faster_rcnn = Detecting(REFERENCE, size, device)
+    counts = {REFERENCE: count(faster_rcnn)}
+    for name in [REFERENCE, *names]:
+        models = {REFERENCE: faster_rcnn}
+        if name != REFERENCE:
+            models[name] = Detecting(name, size, device)
+            counts[name] = count(models[name])
+        for precision, batch_size in GPU_CASES if gpu else CPU_CASES:
+            for detecting in models.values():
+                detecting.fill(batch_size)
+            with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=precision == "bf16"):
+                times = latencies(models, device, repeats)
+                if gpu:
+                    memory = {other: gpu_memory(detecting, device) for other, detecting in models.items()}
+            yield row(name, counts, memory, times, precision, batch_size)
 
 
 def main() -> None:
@@ -166,16 +169,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="turns that are counted")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    measured = measure([REFERENCE, *args.models], tuple(args.size), args.device, args.repeats)
-    for row in measured:
-        print(f"{row['model']:28} {row['precision']} x{row['batch_size']} {row['params'] / 1e6:6.1f}M",
-              f"{row['macs'] / 1e9:6.1f}G {row['latency_ms']:8.1f} ms {row['memory_mib']:8.1f} MiB",
-              row["of_reference"])
-    if args.out:
-        result = record(torch.device(args.device), {
-            "size": list(args.size), "reference": REFERENCE, "repeats": args.repeats, "results": measured})
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+    measured = []
+    for found in measure(args.models, tuple(args.size), args.device, args.repeats):
+        measured.append(found)
+        print(f"{found['model']:28} {found['precision']} x{found['batch_size']} {found['params'] / 1e6:6.1f}M",
+              f"{found['macs'] / 1e9:6.1f}G {found['latency_ms']:8.1f} ms {found['memory_mib']:8.1f} MiB",
+              found["of_reference"], flush=True)
+        if args.out:
+            result = record(torch.device(args.device), {
+                "size": list(args.size), "reference": REFERENCE, "repeats": args.repeats, "results": measured})
+            with atomic_write(args.out) as path:
+                path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,11 +41,13 @@ def main() -> int:
     for case, bars in (GPU_BARS if gpu else CPU_BARS).items():
         result = bench_operator(*case, device=args.device, compare=not gpu)
         rows.append(result.as_dict() | {"bars": verdicts(result, bars)})
+        print(*case, "timed by", *result.timed_by)
         for check in rows[-1]["bars"]:
-            print(*case, check["what"], check["got"], "bar", check["bar"], "holds" if check["holds"] else "MISSED")
-    if args.out:
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(record(torch.device(args.device), {"results": rows}), indent=1) + "\n")
+            print(*case, check["what"], check["got"], "bar", check["bar"], "holds" if check["holds"] else "MISSED",
+                  flush=True)
+        if args.out:
+            with atomic_write(args.out) as path:
+                path.write_text(json.dumps(record(torch.device(args.device), {"results": rows}), indent=1) + "\n")
     return 0 if all(check["holds"] for row in rows for check in row["bars"]) else 1
 
 

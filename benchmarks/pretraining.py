@@ -5,18 +5,21 @@
 Each at its own setting: masked FINOLA at 256 px with a visible block of 128 px, MAE at 224 px with a quarter of the
 patches visible; the whole step in bf16 with AdamW, data aside. A step of masked FINOLA costs more with the block in a
 corner than in the middle, so a round takes one step for each place on the diagonal of the places, whose mean is that of
-all. `of_mae_vit_base` is the rate over that of MAE on ViT-base.
+all. `of_mae_vit_base` is the rate over that of MAE on ViT-base. A model that cannot be built, since a package is
+missing, is left out and named. The file is written after each model's turn.
 """
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from finola.evaluation.complexity import row
+from finola.errors import FinolaError
+from finola.evaluation.complexity import Row, row
 from finola.factory import create_model
 from finola.files import atomic_write
 from finola.provenance import record
@@ -31,7 +34,7 @@ class Pretraining:
 
     def __init__(self, name: str, batch_size: int, device: torch.device):
         torch.manual_seed(0)
-        self.device, self.seconds, self.images = device, 0.0, 0
+        self.device, self.seconds, self.images, self.rounds = device, 0.0, 0, 0
         self.model = create_model(name).to(device, memory_format=torch.channels_last).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         config = self.model.config
@@ -49,6 +52,7 @@ class Pretraining:
         if timed:
             self.seconds += time.perf_counter() - start
             self.images += len(self.x) * len(self.arguments)
+            self.rounds += 1
 
     def _step(self, model: nn.Module, *arguments) -> None:
         with torch.autocast(self.device.type, torch.bfloat16):
@@ -56,6 +60,34 @@ class Pretraining:
         model.loss(self.x, patches, mask).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+
+def build(names: list[str], batch_size: int, device: torch.device) -> tuple[dict[str, Pretraining], dict[str, str]]:
+    """The models that can be built, and why the others cannot."""
+    runs, left_out = {}, {}
+    for name in names:
+        try:
+            runs[name] = Pretraining(name, batch_size, device)
+        except (ImportError, FinolaError) as error:
+            left_out[name] = str(error)
+            print(f"left out: {name}: {error}", file=sys.stderr, flush=True)
+    return runs, left_out
+
+
+def rows(runs: dict[str, Pretraining], counts: dict[str, Row]) -> list[dict]:
+    """What is known so far; ratios are to the peer's rate, None without it."""
+    rates = {name: run.images / run.seconds for name, run in runs.items() if run.images}
+    peer = rates.get(PEER)
+    return [{"model": name, "images_per_second": round(rate, 3),
+             "of_mae_vit_base": round(rate / peer, 3) if peer else None,
+             "input": counts[name].input, "params": counts[name].params, "forward_macs": counts[name].macs}
+            for name, rate in rates.items()]
+
+
+def write(path: Path | None, result: dict) -> None:
+    if path:
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -68,19 +100,19 @@ def main() -> None:
     args = parser.parse_args()
     device = torch.device(args.device)
     torch.set_flush_denormal(True)
-    runs = {name: Pretraining(name, args.batch_size, device) for name in args.models}
+    runs, left_out = build(args.models, args.batch_size, device)
+    if not runs:
+        sys.exit("pretraining.py: none of the models can be built")
+    counts = {name: row(name) for name in runs}
     for number in range(args.rounds + 1):
         for run in runs.values():
             run.round(timed=number > 0)
-    rates = {name: run.images / run.seconds for name, run in runs.items()}
-    rows = [{"model": name, "images_per_second": round(rate, 3), "of_mae_vit_base": round(rate / rates[PEER], 3),
-             "input": row(name).input, "params": row(name).params, "forward_macs": row(name).macs}
-            for name, rate in rates.items()]
-    result = record(device, {"batch_size": args.batch_size, "rounds": args.rounds, "results": rows})
+            if number > 0:
+                done = min(run.rounds for run in runs.values())
+                result = record(device, {"batch_size": args.batch_size, "rounds": done, "left_out": left_out,
+                                         "results": rows(runs, counts)})
+                write(args.out, result)
     print(json.dumps(result, indent=1))
-    if args.out:
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,15 +34,17 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--resident-size", type=int, help="of the images kept on the device (default: the recipe's)")
     parser.add_argument("--seconds", type=float, default=30.0, help="for all measurements together")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     recipe = load_recipe("pretrained/finola_mfw720_c768_r8")
+    size = args.resident_size or recipe.data.resident_size
     torch.manual_seed(0)
     model = FinolaAutoencoder(recipe.model_config()).to(args.device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     started = time.monotonic()
-    images = ResidentImages(open_data(args.data), recipe.data.resident_size, args.device, skip_bad=True, draft=True)
+    images = ResidentImages(open_data(args.data), size, args.device, skip_bad=True, draft=True)
     decoding = len(images) / (time.monotonic() - started)
     loader = ResidentLoader(images, Batches(args.batch_size, train=True), image_size=recipe.data.image_size)
     stream = iter(loader)
@@ -82,7 +84,7 @@ def main() -> None:
     rates = {name: round(rate(part, args.batch_size, args.device, budget), 1) for name, part in parts.items()}
     modules = ("encoder and pooling", "autoregression", "decoder")
     result = record(torch.device(args.device), {
-        "recipe": recipe.name, "batch_size": args.batch_size, "images_per_second": rates,
+        "recipe": recipe.name, "batch_size": args.batch_size, "resident_size": size, "images_per_second": rates,
         "decoding_images_per_second": round(decoding, 1), "bound": min(modules + ("data",), key=rates.get),
         "data_over_step": round(rates["data"] / rates["step"], 1),
     })

@@ -35,7 +35,8 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """The commit of the repository that holds this file, "-dirty" if it is changed; None outside one."""
+    """The commit of the repository that holds this file, "-dirty" if it is changed; outside one, as in a copy of the
+    work tree alone, what the environment variable FINOLA_COMMIT says; None where it says nothing."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *words]
@@ -46,4 +47,4 @@ def commit() -> str | None:
         dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
         return git("rev-parse", "HEAD") + dirty
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("FINOLA_COMMIT") or None

@@ -54,8 +54,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print_table(results: list[OperatorResult]) -> None:
-    print(f"{results[0].device}; batch {results[0].batch}; peak memory of forward and backward in fp32 maps, "
-          "matrices and their gradients aside")
+    methods = ", ".join(sorted({method for r in results for method in r.timed_by}))
+    print(f"{results[0].device}; batch {results[0].batch}; timed by {methods}; peak memory of forward and "
+          "backward in fp32 maps, matrices and their gradients aside")
     print(f"{'C':>5} {'map':>8} {'dtype':>5} {'forward':>9} {'fwd+bwd':>9} {'GMAC/s':>8} {'of product':>10} "
           f"{'fwd+bwd':>8} {'peak':>5} {'(plain)':>7} {'literal loop':>12}")
     for r in results:

@@ -1,7 +1,8 @@
 """How fast the operator is, beside the limit (a plain matrix product) and the start (a loop over positions).
 
 All times are medians. What is compared is measured in turns in the same run, since machines drift, and a ratio is
-the median of the turns' ratios.
+the median of the turns' ratios. On CUDA a small product takes less time than Python needs to launch it: there both
+sides of a ratio are replayed as CUDA graphs (see `Stopwatch`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class OperatorResult:
     """One shape and dtype. Times in seconds; `*_of_product` is a rate over that of the plain product.
 
+    `timed_by` says how the product, the forward pass, and forward and backward were timed: `Stopwatch.method`.
+    `*_launched` are the times of single calls as Python launches them, where the others are not.
+
     `peak_maps` is the peak memory of forward and backward in fp32 feature maps: it includes the output, the
     incoming gradient and everything kept, but not the matrices and their gradients. None stands for what was
     not measured."""
@@ -40,12 +44,15 @@ class OperatorResult:
     channels: int
     size: int
     macs: int
+    timed_by: tuple[str, str, str]
     forward: float
     forward_backward: float
     product_macs_per_second: float
     macs_per_second: float
     forward_of_product: float
     forward_backward_of_product: float
+    forward_launched: float | None
+    forward_backward_launched: float | None
     peak_bytes: int
     peak_maps: float
     plain_forward_backward: float | None
@@ -94,15 +101,15 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
         norms = dict.fromkeys(weights, normalise)
         training_step(lambda: autoregress_lines(q, (size, size), weights, norms, origin))
 
-    products, forwards, steps = [], [], []
     for _ in range(3):
         product()
         forward()
         fast()
-    for _ in range(repeats):
-        products.append(seconds(product, device, 20) / 20)
-        forwards.append(seconds(forward, device))
-        steps.append(seconds(fast, device))
+    watches = stopwatch(product, device, 20), stopwatch(forward, device), stopwatch(fast, device)
+    turns = [[watch.seconds() for watch in watches] for _ in range(repeats)]
+    products, forwards, steps = ([turn[i] for turn in turns] for i in range(3))
+    timed_by = (watches[0].method, watches[1].method, watches[2].method)
+    del watches  # and the memory of their graphs
     macs, product_macs = batch * 2 * size * size * channels**2, batch * size * channels**2
 
     def ratio(macs: int, times: list[float]) -> float:
@@ -116,16 +123,20 @@ def bench_operator(batch: int, channels: int, size: int, dtype: str, device: str
     def peak_maps(peak: int) -> float:
         return float((peak + grad_bytes - weight_bytes) / map_bytes)
 
+    def launched(function: Callable[[], Any]) -> float | None:
+        return None if timed_by[0] == "clock" else median(seconds(function, device) for _ in range(repeats))
+
     peak = peak_memory(fast, device)
     plain_peak = peak_maps(peak_memory(plain, device)) if compare else None
     literal_time = seconds(literal, device) if compare else None
     return OperatorResult(
         device=device_name(torch.device(device)), dtype=dtype, batch=batch, channels=channels, size=size, macs=macs,
-        forward=median(forwards), forward_backward=median(steps),
+        timed_by=timed_by, forward=median(forwards), forward_backward=median(steps),
         product_macs_per_second=product_macs / median(products),
         macs_per_second=macs / median(forwards),
         forward_of_product=ratio(macs, forwards),
         forward_backward_of_product=ratio(3 * macs, steps),
+        forward_launched=launched(forward), forward_backward_launched=launched(fast),
         peak_bytes=peak + grad_bytes, peak_maps=peak_maps(peak),
         plain_forward_backward=median(seconds(plain, device) for _ in range(3)) if compare else None,
         plain_peak_maps=plain_peak,
@@ -142,6 +153,66 @@ def seconds(function: Callable, device: str, times: int = 1) -> float:
         function()
     _synchronize(device)
     return time.perf_counter() - start
+
+
+REPLAYS = 5  # in a row, on CUDA: the start of the first is a small part of them all
+
+
+@dataclass(frozen=True)
+class Stopwatch:
+    """`seconds()` measures once how long a call takes, by one `method`:
+
+    "clock"   the time of calls one after the other, launching them included
+    "graph"   CUDA events round replays of a graph of these calls: the device alone
+    "events"  CUDA events round these calls, where they cannot be captured in a graph
+    """
+
+    method: str
+    seconds: Callable[[], float]
+
+
+def stopwatch(function: Callable[[], Any], device: str, times: int = 1) -> Stopwatch:
+    """The fairest stopwatch for `function` on `device`; `times` calls of it, which is warm, are timed as one."""
+    if torch.device(device).type != "cuda":
+        return Stopwatch("clock", lambda: seconds(function, device, times) / times)
+
+    def calls() -> None:
+        for _ in range(times):
+            function()
+
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):  # to come back to, also from a failed capture
+            graph = _captured(calls)
+    except RuntimeError:  # it waits for the device, say, or copies from the host
+        torch.cuda.synchronize()
+        return Stopwatch("events", lambda: _event_seconds(calls) / times)
+    return Stopwatch("graph", lambda: _event_seconds(graph.replay) / times)
+
+
+def _captured(function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A CUDA graph of a call, which first runs on a stream of its own: libraries allocate in their first call there."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        function()
+    graph.replay()
+    return graph
+
+
+def _event_seconds(function: Callable[[], None]) -> float:
+    """Seconds of the device's time a call takes, the mean of `REPLAYS` in a row."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(REPLAYS):
+        function()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000 / REPLAYS
 
 
 def peak_memory(function: Callable, device: str) -> int:

@@ -71,6 +71,7 @@ def test_a_recipe_runs_on_the_gpu(recipe, overrides, images, tmp_path):
 
 @pytest.mark.parametrize("kind", ["detr", "mask_rcnn"])
 def test_a_detector_trains_on_the_gpu_and_finds_the_same_on_the_cpu(kind, tmp_path):
+    pytest.importorskip("faster_coco_eval", reason="needs the extra 'detection'")
     from coco_data import RECIPES, make_coco
 
     from finola.detection import CocoDetection, evaluate

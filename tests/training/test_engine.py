@@ -22,6 +22,7 @@ from finola.training.recipe import load_recipe
 engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 from finola.training.callbacks import WholeFileCheckpoints  # noqa: E402
 from finola.training.datamodule import Images  # noqa: E402
+from finola.training.tasks import base  # noqa: E402
 from finola.training.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
 from finola.training.tasks.reconstruction import ReconstructionTask  # noqa: E402
 
@@ -109,8 +110,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
-    """The run stops before the weights are touched and says where; its result says it did not converge."""
+@pytest.mark.parametrize("later", [False, True])
+def test_a_loss_that_is_not_finite(later, recipe_file, images, tmp_path, monkeypatch):
+    """The run stops before anything is kept of the step and says where; its result says it did not converge. Also
+    where the loss is read `later`, as on a GPU."""
+    monkeypatch.setattr(base, "is_read_later", lambda loss: later)
     original = ReconstructionTask.loss
 
     def loss(task, x_hat, x):
@@ -127,6 +131,50 @@ def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
     assert checkpoint["global_step"] == 2
     assert all(tensor.isfinite().all() for tensor in checkpoint["state_dict"].values())
     assert not (tmp_path / "run/weights.safetensors").exists()
+
+
+@pytest.mark.parametrize(("bad", "validations"), [(0, 0), (1, 0), (2, 0), (3, 1), (5, 1)])
+def test_a_loss_that_is_read_later(bad, validations, recipe_file, images, tmp_path, monkeypatch):
+    """At any step of two epochs of three, the last of an epoch and of the run among them: the step and its images are
+    named, it is not validated, and the newest checkpoint is of the steps before it."""
+    seen = []
+    original = ReconstructionTask.training_loss
+
+    def training_loss(task, batch):
+        seen.append(batch["index"].tolist())
+        loss, score = original(task, batch)
+        return loss * (float("inf") if task.global_step == bad else 1), score
+
+    monkeypatch.setattr(base, "is_read_later", lambda loss: True)
+    monkeypatch.setattr(ReconstructionTask, "training_loss", training_loss)
+    recipe = load_recipe(recipe_file, ["--trainer.checkpoint_steps", "1"])
+    with pytest.raises(NonFiniteLoss, match=f"not finite at step {bad} ") as error:
+        engine.fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert (len(seen), error.value.indices) == (bad + 1, seen[bad])
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["step"], len(result["history"])) == (bad, validations)
+    assert (tmp_path / "run/last.ckpt").exists() == (bad > 0)
+    if bad:
+        checkpoint = read_checkpoint(tmp_path / "run")
+        assert checkpoint["global_step"] == bad
+        assert all(tensor.isfinite().all() for tensor in checkpoint["current_model_state"].values())
+
+
+def test_a_loss_that_is_read_by_the_next_step(recipe_file, images, tmp_path, monkeypatch):
+    """With no checkpoint in between, before the next loss is computed from the spoilt weights."""
+    seen = []
+    original = ReconstructionTask.training_loss
+
+    def training_loss(task, batch):
+        seen.append(task.global_step)
+        loss, score = original(task, batch)
+        return loss * (float("nan") if task.global_step == 1 else 1), score
+
+    monkeypatch.setattr(base, "is_read_later", lambda loss: True)
+    monkeypatch.setattr(ReconstructionTask, "training_loss", training_loss)
+    with pytest.raises(NonFiniteLoss, match="not finite at step 1 "):
+        train(recipe_file, images, tmp_path / "run")
+    assert seen == [0, 1] and not (tmp_path / "run/last.ckpt").exists()
 
 
 def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ from typing import Any, cast
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -37,7 +37,7 @@ from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write, check_folder
 from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
-from finola.training.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
+from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
 from finola.training.datamodule import RunData
 from finola.training.recipe import Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
@@ -166,7 +166,7 @@ def _task(recipe: Recipe, config: ModelConfig, images: RunData, out: Path) -> Ta
 def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
     section = recipe.trainer
     if section.ema_decay is not None:
-        callbacks.append(WeightAveraging(multi_avg_fn=Ema(section.ema_decay)))
+        callbacks.append(Averaging(section.ema_decay))
     bar = sys.stdout.isatty()
     callbacks.append(RichProgressBar() if bar else EpochLines())
     # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not

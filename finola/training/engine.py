@@ -98,7 +98,7 @@ def fit(
     speed = Speed()
     classes = getattr(config, "classes", ())
     checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
-    trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
+    trainer = _trainer(recipe, out, [speed, checkpoints], images)
     _check_division(recipe, trainer.world_size)
     checkpoint = _read_checkpoint(checkpoints.path) if going_on else None
     if checkpoint:
@@ -163,7 +163,7 @@ def _task(recipe: Recipe, config: ModelConfig, images: RunData, out: Path) -> Ta
     return task
 
 
-def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
+def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], images: RunData) -> Trainer:
     section = recipe.trainer
     if section.ema_decay is not None:
         callbacks.append(Averaging(section.ema_decay))
@@ -171,7 +171,8 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
     callbacks.append(RichProgressBar() if bar else EpochLines())
     # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-    if section.accelerator != "cpu" and torch.cuda.is_available():
+    on_gpu = section.accelerator != "cpu" and torch.cuda.is_available()
+    if on_gpu:
         torch.set_float32_matmul_precision("high")
     return Trainer(
         accelerator=section.accelerator, devices=section.devices, num_nodes=section.num_nodes,
@@ -180,9 +181,9 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
         logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
         max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
         gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=_val_every(recipe),
-        limit_val_batches=1.0 if validate else 0, num_sanity_val_steps=0, log_every_n_steps=10,
+        limit_val_batches=1.0 if images.val is not None else 0, num_sanity_val_steps=0, log_every_n_steps=10,
         enable_progress_bar=bar, use_distributed_sampler=False, enable_model_summary=False,
-        default_root_dir=out,
+        default_root_dir=out, benchmark=images.one_size and on_gpu,  # of cuDNN's algorithms
     )
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +189,19 @@ def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monk
     text = (tmp_path / "run/result.json").read_text()
     assert "NaN" not in text and json.loads(text)["val_psnr"] is None
     assert json.loads(text)["val_ssim"] is not None
+
+
+@pytest.mark.parametrize(("gpu", "one_size", "accelerator", "tries"), [
+    (True, True, "auto", True), (True, False, "auto", False), (True, True, "cpu", False), (False, True, "auto", False)])
+def test_cudnn_tries_its_algorithms_where_shapes_stay(gpu, one_size, accelerator, tries, recipe_file, tmp_path,
+                                                      monkeypatch):
+    options = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    monkeypatch.setattr(engine, "Trainer", lambda **given: options.update(given))
+    recipe = load_recipe(recipe_file, ["--trainer.accelerator", accelerator])
+    engine._trainer(recipe, tmp_path, [], SimpleNamespace(one_size=one_size, val=None))
+    assert options["benchmark"] is tries
 
 
 def test_a_batch_that_cannot_be_shared_out(recipe_file, images, tmp_path):

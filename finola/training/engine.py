@@ -69,7 +69,8 @@ def fit(
         data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
             format and perhaps the folder of its images; without `val` nothing is validated.
         out: the run's folder; must be empty or absent unless `resume`.
-        resume: continue from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        resume: continue from `out`/last.ckpt, exactly where it stopped, on a CPU with the same bits; from the start
+            if there is none yet.
         allow_changes: resume although the recipe, the number of processes or the data have changed.
         init_from: a weights file to start from (see `finola.training.transfer`).
         num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other

@@ -1,5 +1,5 @@
 """A run that was stopped at any moment and resumed ends like one that was not, in every bit of its
-checkpoint: weights, averages, optimiser, position in the data, history."""
+checkpoint: weights, averages, optimiser, position in the data, history. A promise for CPUs."""
 
 from __future__ import annotations
 

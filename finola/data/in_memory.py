@@ -126,7 +126,7 @@ class ResidentLoader(Loader):
     def _batches(self, first: int) -> Iterator[Batch]:
         for indices in self.sampler.batches(first):
             indices = self._decodable(indices)
-            where = torch.from_numpy(indices).to(self.images.device)
+            where = upload(indices, self.images.device)
             size = CPU_PART if where.device.type == "cpu" else len(where)
             parts = [slice(i, i + size) for i in range(0, len(where), size)]
             image = torch.cat([self._crop(indices[part], where[part]) for part in parts])
@@ -170,39 +170,46 @@ def crop_and_resize(pixels: Tensor, sizes: np.ndarray, crops: Crops, size: int) 
     Returns:
         (B, 3, size, size) float32 in [0, 1].
     """
-    portrait = sizes[:, 0] > sizes[:, 1]  # (B,)
+    portrait = sizes[:, :1] > sizes[:, 1:]  # (B, 1)
     horizontal, vertical = crops.boxes[:, 0::2], crops.boxes[:, 1::2]  # (B, 2) each: first, last coordinate
     horizontal = np.where(crops.flips[:, None], horizontal[:, ::-1], horizontal)  # read from right to left
-    along = np.where(portrait[:, None], vertical, horizontal)  # along the stored, longer side
-    across = np.where(portrait[:, None], horizontal, vertical)
+    along = np.where(portrait, vertical, horizontal)  # along the stored, longer side
+    across = np.where(portrait, horizontal, vertical)
+    numbers = np.hstack([along, across, np.sort(sizes), portrait]).astype(np.float32)  # (B, 7): one way to the device
+    column_span, row_span, shorter, longer, on_side = upload(numbers, pixels.device).split([2, 2, 1, 1, 1], dim=1)
 
     height, width = pixels.shape[2:]
-    columns = weights(along, sizes.max(axis=1), width, size, pixels.device)  # (B, size, W)
-    rows = weights(across, sizes.min(axis=1), height, size, pixels.device)  # (B, size, H)
+    columns = weights(column_span, longer, width, size)  # (B, size, W)
+    rows = weights(row_span, shorter, height, size)  # (B, size, H)
     lines = pixels.float().flatten(1, 2)  # (B, 3 H, W)
     narrow = torch.bmm(lines, columns.mT).unflatten(1, (3, height))  # (B, 3, H, size)
     image = (rows[:, None] @ narrow).div_(255).clamp_(0, 1)  # (B, 3, size, size)
-    on_side = torch.from_numpy(portrait).to(pixels.device)[:, None, None, None]
-    return torch.where(on_side, image.mT, image)
+    return torch.where(on_side[:, :, None, None] > 0, image.mT, image)
 
 
-def weights(spans: np.ndarray, lengths: np.ndarray, padded: int, size: int, device: torch.device) -> Tensor:
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array on a device; a GPU is not waited for, since the memory that it reads is pinned."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def weights(spans: Tensor, lengths: Tensor, padded: int, size: int) -> Tensor:
     """The matrices that resize spans of B lines to `size` pixels: (B, size, padded) float32, rows sum to one.
 
     The kernel is the cubic of Keys (1981) with a = -1/2, stretched by the scale when the span is shrunk. It
     may look past the span, but never past the end of the line.
 
     Args:
-        spans: (B, 2) first and last coordinate in input pixels; in the other order the result is mirrored.
-        lengths: (B,) true lengths of the lines, at most `padded`.
+        spans: (B, 2) float32, first and last coordinate in input pixels; in the other order the result is mirrored.
+        lengths: (B, 1) float32, true lengths of the lines, at most `padded`.
     """
-    ends, limits = (torch.from_numpy(array).float().to(device) for array in (spans, lengths))
-    start, step = ends[:, :1], ends.diff(dim=1) / size  # (B, 1) each
+    device = spans.device
+    start, step = spans[:, :1], spans.diff(dim=1) / size  # (B, 1) each
     centres = start + step * (torch.arange(size, device=device) + 0.5)  # (B, size)
     inputs = torch.arange(padded, device=device) + 0.5  # (padded,)
     stretch = step.abs().clamp(min=1)[:, :, None]  # (B, 1, 1)
     weight = _cubic((inputs - centres[:, :, None]).abs_().div_(stretch))  # (B, size, padded)
-    weight *= (inputs < limits[:, None])[:, None]
+    weight *= (inputs < lengths)[:, None]
     return weight.div_(weight.sum(-1, keepdim=True))
 
 

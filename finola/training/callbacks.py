@@ -14,9 +14,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, WeightAveraging
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from finola.data.loader import Batch
 from finola.files import atomic_write
@@ -120,24 +122,54 @@ class Checkpoints(Checkpoint):
         self.signal = number
 
 
-class Ema:
-    """Exponential moving average, the rule of `WeightAveraging`, with a decay that starts low.
+class Average(AveragedModel):
+    """The exponential moving average of a model's parameters and buffers on `device`, with a decay that starts low.
 
-    It is min(decay, (1 + n) / (10 + n)) after n updates: the first weights are soon forgotten.
+    It is min(decay, (1 + n) / (10 + n)) after n updates: the first weights are soon forgotten. n stays on the CPU,
+    where reading it waits for no device.
     """
 
-    def __init__(self, decay: float):
+    def __init__(self, model: nn.Module, device: torch.device, decay: float):
+        super().__init__(model, use_buffers=True)
+        self.module.to(device)
         self.decay = decay
 
     @torch.no_grad()
-    def __call__(self, averaged: list[torch.Tensor], current: list[torch.Tensor],
-                 num_averaged: torch.Tensor | int) -> None:
-        n = float(num_averaged)
+    def update_parameters(self, model: nn.Module) -> None:
+        n = int(self.n_averaged)
         weight = 1 - min(self.decay, (1 + n) / (10 + n))
-        if averaged[0].is_floating_point():
-            torch._foreach_lerp_(averaged, current, weight)
-        else:  # counters
-            torch._foreach_copy_(averaged, current)
+        averaged, current = _floats_and_others(self.module), _floats_and_others(model)
+        if n == 0:
+            torch._foreach_copy_(averaged[0], current[0])
+        else:
+            torch._foreach_lerp_(averaged[0], current[0], weight)
+        if averaged[1]:
+            torch._foreach_copy_(averaged[1], current[1])
+        self.n_averaged += 1
+
+
+def _floats_and_others(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """A model's parameters and buffers; the others are counters."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [t for t in tensors if t.is_floating_point()], [t for t in tensors if not t.is_floating_point()]
+
+
+class Averaging(WeightAveraging):
+    """Lightning's `WeightAveraging` with an `Average` on the device of the run.
+
+    Lightning's own would stay on the CPU, where the model is while it is set up, and every step would copy all weights
+    there.
+    """
+
+    state_key = WeightAveraging.__qualname__  # in checkpoints
+
+    def __init__(self, decay: float):
+        super().__init__()
+        self.decay = decay
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._average_model = Average(task, trainer.strategy.root_device, self.decay)
 
 
 class Speed(Callback):

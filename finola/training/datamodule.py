@@ -46,10 +46,13 @@ class RunData(LightningDataModule, Generic[D]):
     Attributes:
         model: the model that is trained, set before a loader is asked for.
         first_epoch: the epoch a resumed run goes on in; Lightning restores the position within it.
+        one_size: whether all images have the same size in the model: then it pays to let cuDNN try its algorithms,
+            which it does for each new shape.
     """
 
     trainer: Trainer  # Lightning sets it before a loader is asked for
     model: ImageModel
+    one_size = False
 
     def __init__(self, recipe: Recipe, train: D, val: D | None, folder: Path):
         super().__init__()
@@ -113,6 +116,8 @@ class Images(RunData[ImageDataset]):
     With a frozen encoder, the features of images that are not augmented are computed once: of validation images, and of
     training images where `data.augment` is false. Random crops need new features at each step.
     """
+
+    one_size = True
 
     @classmethod
     def open(cls, recipe: Recipe, data: Sequence[str], val: Sequence[str] | None, folder: Path) -> Images:

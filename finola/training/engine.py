@@ -30,7 +30,7 @@ from typing import Any, cast
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import RichProgressBar, WeightAveraging
+from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -38,7 +38,7 @@ from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write, check_folder
 from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
-from finola.training.callbacks import Checkpoints, Ema, EpochLines, Speed, WholeFileCheckpoints
+from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
 from finola.training.datamodule import RunData
 from finola.training.recipe import Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
@@ -70,7 +70,8 @@ def fit(
         data, val: folders or shards of training and validation images, or for a detector an annotation file in COCO's
             format and perhaps the folder of its images; without `val` nothing is validated.
         out: the run's folder; must be empty or absent unless `resume`.
-        resume: continue from `out`/last.ckpt, exactly where it stopped; from the start if there is none yet.
+        resume: continue from `out`/last.ckpt, exactly where it stopped, on a CPU with the same bits; from the start
+            if there is none yet.
         allow_changes: resume although the recipe, the number of processes or the data have changed.
         init_from: a weights file to start from (see `finola.training.transfer`).
         num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other
@@ -99,7 +100,7 @@ def fit(
     speed = Speed()
     classes = getattr(config, "classes", ())
     checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
-    trainer = _trainer(recipe, out, [speed, checkpoints], validate=images.val is not None)
+    trainer = _trainer(recipe, out, [speed, checkpoints], images)
     _check_division(recipe, trainer.world_size)
     checkpoint = _read_checkpoint(checkpoints.path) if going_on else None
     if checkpoint:
@@ -164,15 +165,16 @@ def _task(recipe: Recipe, config: ModelConfig, images: RunData, out: Path) -> Ta
     return task
 
 
-def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: bool) -> Trainer:
+def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], images: RunData) -> Trainer:
     section = recipe.trainer
     if section.ema_decay is not None:
-        callbacks.append(WeightAveraging(multi_avg_fn=Ema(section.ema_decay)))
+        callbacks.append(Averaging(section.ema_decay))
     bar = sys.stdout.isatty()
     callbacks.append(RichProgressBar() if bar else EpochLines())
     # Lightning's requeueing may save in mid-step; SIGTERM and --resume do not
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-    if section.accelerator != "cpu" and torch.cuda.is_available():
+    on_gpu = section.accelerator != "cpu" and torch.cuda.is_available()
+    if on_gpu:
         torch.set_float32_matmul_precision("high")
     return Trainer(
         accelerator=section.accelerator, devices=section.devices, num_nodes=section.num_nodes,
@@ -181,9 +183,9 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[Callback], validate: boo
         logger=[CSVLogger(out, name="csv"), TensorBoardLogger(out, name="tensorboard", version="")],
         max_epochs=recipe.optim.epochs, accumulate_grad_batches=section.accumulate,
         gradient_clip_val=recipe.optim.clip_grad, check_val_every_n_epoch=_val_every(recipe),
-        limit_val_batches=1.0 if validate else 0, num_sanity_val_steps=0, log_every_n_steps=10,
+        limit_val_batches=1.0 if images.val is not None else 0, num_sanity_val_steps=0, log_every_n_steps=10,
         enable_progress_bar=bar, use_distributed_sampler=False, enable_model_summary=False,
-        default_root_dir=out,
+        default_root_dir=out, benchmark=images.one_size and on_gpu,  # of cuDNN's algorithms
     )
 
 

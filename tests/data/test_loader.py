@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from finola.data import (
     Batches,
@@ -22,7 +23,7 @@ from finola.data import (
     open_data,
 )
 from finola.data.crops import GOLDEN, RATIO, Augment, Crops, epoch_order, random_crops, splitmix64, uniforms
-from finola.data.in_memory import crop_and_resize
+from finola.data.in_memory import crop_and_resize, upload
 from finola.data.pack import Encoding, pack
 from finola.errors import DataError
 
@@ -330,6 +331,38 @@ def test_crops_equal_pillow_s(shape, size):
         expected = np.array(expected)[:, ::-1] if flip else np.array(expected)
         difference = result.permute(1, 2, 0).mul(255).numpy() - expected
         assert abs(difference).max() < 1.5  # Pillow rounds twice
+
+
+class CopiesFromTheCPU(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        leaves = function is torch.ops.aten._to_copy.default and args[0].device.type == "cpu"
+        self.count += leaves and torch.device(kwargs.get("device") or "cpu").type != "cpu"
+        return function(*args, **kwargs)
+
+
+def test_a_resident_batch_takes_two_copies_and_reads_nothing(data):
+    """The images' numbers and their crops. The device meta raises where anything is read from it."""
+    images = ResidentImages(data, 30, progress=False)
+    images.device = torch.device("meta")
+    images.pixels, images.labels = images.pixels.to(images.device), images.labels.to(images.device)
+    with CopiesFromTheCPU() as copies:
+        found = list(ResidentLoader(images, BATCHES, image_size=16))
+    assert copies.count == 2 * len(found) == 6
+    assert all(batch["image"].shape == (4, 3, 16, 16) and batch["image"].is_meta for batch in found)
+
+
+def test_a_gpu_is_given_pinned_memory(monkeypatch):
+    """Any other copy would wait for it."""
+    calls = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pin") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, *args, **options: calls.append((args, options)) or tensor)
+    upload(np.arange(3), torch.device("cuda"))
+    assert calls == ["pin", ((torch.device("cuda"),), {"non_blocking": True})]
 
 
 @pytest.mark.gpu

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.roi_heads import paste_masks_in_image
 
-from finola.detection.mask_rcnn import PYRAMID_STRIDES, Anchors, MaskRcnn, MaskRcnnConfig, RoiPool
+from finola.detection import mask_rcnn
+from finola.detection.mask_rcnn import PYRAMID_STRIDES, Anchors, MaskRcnn, MaskRcnnConfig, RoiPool, paste_masks
 from finola.errors import FinolaError
 
 PARTS = {"objectness", "rpn_box_reg", "classifier", "box_reg", "mask"}
@@ -106,6 +108,30 @@ def test_boxes_and_masks_follow_the_size_of_the_original(images):
         assert torch.equal(large["scores"], small["scores"])
         shrunk = torch.nn.functional.avg_pool2d(large["masks"].float(), 2) > 0.5
         assert (shrunk == small["masks"]).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 100])
+@pytest.mark.parametrize(("height", "width"), [(48, 64), (211, 90), (30, 1)])
+def test_masks_are_pasted_as_one_by_one(height, width, at_once, monkeypatch):
+    """Also in boxes that fill the image, are thinner than a pixel, or empty. The first ten masks are of quarters: where
+    they are one half, their rounding decides, and it is the library's own."""
+    monkeypatch.setattr(mask_rcnn, "PASTED_PIXELS", at_once * height * width)
+    boxes = (torch.rand(60, 2, 2) * torch.tensor([width, height])).sort(1).values.flatten(1)
+    boxes[0] = torch.tensor([0, 0, width, height])
+    boxes[1:4, 2:] = boxes[1:4, :2] + torch.tensor([[0.0, 0.0], [0.4, 0.9], [0.0, 5.0]])
+    boxes[4] = torch.tensor([width, height, width, height])
+    masks = torch.rand(60, 28, 28)
+    masks[:10] = masks[:10].mul(4).round().div(4)
+    expected = torch.cat([paste_masks_in_image(m[None, None], b[None], (height, width))[0]
+                          for m, b in zip(masks, boxes, strict=True)])
+    differ = paste_masks(masks, boxes, height, width) != (expected > 0.5)
+    assert not differ[10:].any() and ((expected[differ] - 0.5).abs() < 1e-6).all()
+
+
+def test_pasting_waits_for_no_device():
+    """Nothing can be read from the device meta."""
+    pasted = paste_masks(torch.rand(3, 28, 28, device="meta"), torch.rand(3, 4, device="meta"), 40, 50)
+    assert pasted.shape == (3, 40, 50) and pasted.dtype == torch.bool
 
 
 def test_no_detection_is_an_empty_one(images):

@@ -1,5 +1,5 @@
 """A run that was stopped at any moment and resumed ends like one that was not, in every bit of its
-checkpoint: weights, averages, optimiser, position in the data, history."""
+checkpoint: weights, averages, optimiser, position in the data, history. A promise for CPUs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import torch
 from training import read_checkpoint, signal_at, unequal
 
 from finola.training.recipe import load_recipe
@@ -47,6 +48,31 @@ def test_signal_and_resume(batch, number, uninterrupted, recipe_file, images, tm
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert signal.Signals(number).name in message and "--resume" in message
     assert read_checkpoint(out)["global_step"] == batch + 1
+    train(recipe_file, images, out, resume=True)
+    assert unequal(read_checkpoint(uninterrupted), read_checkpoint(out)) == []
+
+
+def test_resume_of_a_checkpoint_with_averages_of_lightnings_own(uninterrupted, recipe_file, images, tmp_path,
+                                                                monkeypatch):
+    """Runs before `Averaging` wrote their checkpoints with Lightning's callback and this rule."""
+    from lightning.pytorch.callbacks import WeightAveraging
+
+    def rule(averaged, current, num_averaged):
+        n = float(num_averaged)
+        if averaged[0].is_floating_point():
+            torch._foreach_lerp_(averaged, current, 1 - min(0.9, (1 + n) / (10 + n)))
+        else:
+            torch._foreach_copy_(averaged, current)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "Averaging", lambda decay: WeightAveraging(multi_avg_fn=torch.no_grad()(rule)))
+        signal_at(patch, ReconstructionTask, 4, signal.SIGTERM)
+        with pytest.raises(SystemExit):
+            train(recipe_file, images, out)
+    checkpoint = read_checkpoint(out)
+    assert checkpoint["callbacks"]["WeightAveraging"] == {"latest_update_step": 5}
+    assert checkpoint["averaging_state"] == {"n_averaged": torch.tensor(5)}
     train(recipe_file, images, out, resume=True)
     assert unequal(read_checkpoint(uninterrupted), read_checkpoint(out)) == []
 

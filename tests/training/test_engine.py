@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from finola.training.recipe import load_recipe
 engine = pytest.importorskip("finola.training.engine", reason="needs the extra 'train'")
 from finola.training.callbacks import WholeFileCheckpoints  # noqa: E402
 from finola.training.datamodule import Images  # noqa: E402
+from finola.training.tasks import base  # noqa: E402
 from finola.training.tasks.base import NonFiniteLoss, learning_rate  # noqa: E402
 from finola.training.tasks.reconstruction import ReconstructionTask  # noqa: E402
 
@@ -109,8 +111,11 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
-    """The run stops before the weights are touched and says where; its result says it did not converge."""
+@pytest.mark.parametrize("later", [False, True])
+def test_a_loss_that_is_not_finite(later, recipe_file, images, tmp_path, monkeypatch):
+    """The run stops before anything is kept of the step and says where; its result says it did not converge. Also
+    where the loss is read `later`, as on a GPU."""
+    monkeypatch.setattr(base, "is_read_later", lambda loss: later)
     original = ReconstructionTask.loss
 
     def loss(task, x_hat, x):
@@ -129,6 +134,50 @@ def test_a_loss_that_is_not_finite(recipe_file, images, tmp_path, monkeypatch):
     assert not (tmp_path / "run/weights.safetensors").exists()
 
 
+@pytest.mark.parametrize(("bad", "validations"), [(0, 0), (1, 0), (2, 0), (3, 1), (5, 1)])
+def test_a_loss_that_is_read_later(bad, validations, recipe_file, images, tmp_path, monkeypatch):
+    """At any step of two epochs of three, the last of an epoch and of the run among them: the step and its images are
+    named, it is not validated, and the newest checkpoint is of the steps before it."""
+    seen = []
+    original = ReconstructionTask.training_loss
+
+    def training_loss(task, batch):
+        seen.append(batch["index"].tolist())
+        loss, score = original(task, batch)
+        return loss * (float("inf") if task.global_step == bad else 1), score
+
+    monkeypatch.setattr(base, "is_read_later", lambda loss: True)
+    monkeypatch.setattr(ReconstructionTask, "training_loss", training_loss)
+    recipe = load_recipe(recipe_file, ["--trainer.checkpoint_steps", "1"])
+    with pytest.raises(NonFiniteLoss, match=f"not finite at step {bad} ") as error:
+        engine.fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
+    assert (len(seen), error.value.indices) == (bad + 1, seen[bad])
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert (result["step"], len(result["history"])) == (bad, validations)
+    assert (tmp_path / "run/last.ckpt").exists() == (bad > 0)
+    if bad:
+        checkpoint = read_checkpoint(tmp_path / "run")
+        assert checkpoint["global_step"] == bad
+        assert all(tensor.isfinite().all() for tensor in checkpoint["current_model_state"].values())
+
+
+def test_a_loss_that_is_read_by_the_next_step(recipe_file, images, tmp_path, monkeypatch):
+    """With no checkpoint in between, before the next loss is computed from the spoilt weights."""
+    seen = []
+    original = ReconstructionTask.training_loss
+
+    def training_loss(task, batch):
+        seen.append(task.global_step)
+        loss, score = original(task, batch)
+        return loss * (float("nan") if task.global_step == 1 else 1), score
+
+    monkeypatch.setattr(base, "is_read_later", lambda loss: True)
+    monkeypatch.setattr(ReconstructionTask, "training_loss", training_loss)
+    with pytest.raises(NonFiniteLoss, match="not finite at step 1 "):
+        train(recipe_file, images, tmp_path / "run")
+    assert seen == [0, 1] and not (tmp_path / "run/last.ckpt").exists()
+
+
 def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monkeypatch):
     """JSON has no NaN; and one such image is not left out of the mean."""
     def psnr(x_hat, x):
@@ -140,6 +189,19 @@ def test_scores_that_are_not_finite_are_null(recipe_file, images, tmp_path, monk
     text = (tmp_path / "run/result.json").read_text()
     assert "NaN" not in text and json.loads(text)["val_psnr"] is None
     assert json.loads(text)["val_ssim"] is not None
+
+
+@pytest.mark.parametrize(("gpu", "one_size", "accelerator", "tries"), [
+    (True, True, "auto", True), (True, False, "auto", False), (True, True, "cpu", False), (False, True, "auto", False)])
+def test_cudnn_tries_its_algorithms_where_shapes_stay(gpu, one_size, accelerator, tries, recipe_file, tmp_path,
+                                                      monkeypatch):
+    options = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    monkeypatch.setattr(engine, "Trainer", lambda **given: options.update(given))
+    recipe = load_recipe(recipe_file, ["--trainer.accelerator", accelerator])
+    engine._trainer(recipe, tmp_path, [], SimpleNamespace(one_size=one_size, val=None))
+    assert options["benchmark"] is tries
 
 
 def test_a_batch_that_cannot_be_shared_out(recipe_file, images, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
@@ -46,6 +47,40 @@ class NonFiniteLoss(FinolaError):
         )
 
 
+class LossCheck:
+    """Asks of each loss whether it is finite, in all processes, and reads the answer later.
+
+    To wait for a loss leaves a GPU without work until the next kernel is launched. Its answer travels to the host while
+    the GPU goes on with the step, and is read by `check`, at the latest when the next step begins."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[torch.cuda.Event | None, Tensor, int, Tensor] | None = None
+
+    def ask(self, loss: Tensor, step: int, indices: Tensor) -> None:
+        """Of the loss of optimiser step `step`, whose images are `indices` (n,)."""
+        finite = loss.detach().isfinite().int()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(finite, torch.distributed.ReduceOp.MIN)
+        answer = finite.to("cpu", non_blocking=True)  # from a GPU into pinned memory
+        arrived = torch.cuda.current_stream(loss.device).record_event() if loss.is_cuda else None
+        self._asked = arrived, answer, step, indices
+
+    def check(self) -> None:
+        """Raises NonFiniteLoss if the loss asked for last was not finite."""
+        if self._asked is None:
+            return
+        (arrived, answer, step, indices), self._asked = self._asked, None
+        if arrived is not None:
+            arrived.synchronize()
+        if not answer:
+            raise NonFiniteLoss(step, indices.tolist())
+
+
+def is_read_later(loss: Tensor) -> bool:
+    """Whether reading the loss at once would cost time: a CPU has finished it."""
+    return loss.is_cuda
+
+
 class Task(LightningModule):
     """Trains `model`; a subclass says what the loss and the scores are.
 
@@ -60,6 +95,9 @@ class Task(LightningModule):
     `history` has one entry for each validation: step, epoch, mean training loss and score of the epoch (this
     process alone), mean validation loss and scores, as far as the task has them; None for what is not finite. It is
     stored in the checkpoint.
+
+    A loss that is not finite ends the run before anything is kept of its step: no checkpoint, no validation, no next
+    step. On a CPU the weights are not even touched; a GPU is a part of the step ahead, see `LossCheck`.
 
     Attributes:
         scores: what a validation finds besides the loss.
@@ -91,6 +129,7 @@ class Task(LightningModule):
         self.history: list[dict[str, Any]] = []
         self.train_sums = torch.zeros(3)  # loss, score, batches of this epoch; no buffer: weights are averaged
         self._knn: float | None = None
+        self._losses = LossCheck()
 
     # what a subclass defines
 
@@ -148,15 +187,19 @@ class Task(LightningModule):
         torch.manual_seed(seed)
         random.seed(seed)  # timm's mixup and random erasing draw from these two
         np.random.seed(seed % 2**32)
-        self.log("lr", lr)
+        self.log("lr", torch.tensor(lr))  # of a number Lightning makes a tensor on the device, and waits for it
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        self._losses.check()  # of the step before
         loss, score = self.training_loss(batch)
-        if not self.trainer.strategy.reduce_boolean_decision(bool(loss.isfinite()), all=True):
-            raise NonFiniteLoss(self.global_step, batch["index"].tolist())
+        self._losses.ask(loss, self.global_step, batch["index"])
+        if not is_read_later(loss):
+            self._losses.check()
         size = len(batch["index"])
         followed = loss.detach() if score is None else score.detach()
-        self.train_sums += torch.stack([loss.detach(), followed, torch.ones_like(followed)])
+        sums = torch.stack([loss.detach(), followed, torch.ones_like(followed)])
+        self.train_sums = self.train_sums.to(sums.device)  # a checkpoint is loaded before the model moves
+        self.train_sums += sums
         self.log("train/loss", loss, prog_bar=score is None, batch_size=size)
         if score is not None:
             self.log(f"train/{self.scores[0]}", score, prog_bar=True, batch_size=size)
@@ -165,6 +208,7 @@ class Task(LightningModule):
     # validation
 
     def on_validation_epoch_start(self) -> None:
+        self._losses.check()
         due = len(self.history) % self.panel_every == 0
         self.panel_due = self.panel_folder is not None and due and self.global_rank == 0
         self._knn = self.neighbours() if self.neighbours else None
@@ -204,12 +248,13 @@ class Task(LightningModule):
     # checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._losses.check()
         checkpoint["history"] = self.history
         checkpoint["train_sums"] = self.train_sums.tolist()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history = checkpoint["history"]
-        self.train_sums = torch.tensor(checkpoint["train_sums"], device=self.device)
+        self.train_sums = torch.tensor(checkpoint["train_sums"])
 
 
 def compute_and_reset(metric: Metric) -> Tensor:

@@ -1,5 +1,7 @@
 """What a GPU must get right; `bash benchmarks/gpu.sh` runs it. Skipped elsewhere."""
 
+import signal
+
 import pytest
 import torch
 
@@ -67,6 +69,25 @@ def test_a_recipe_runs_on_the_gpu(recipe, overrides, images, tmp_path):
     result = fit(recipe, [images / "train"], [images / "val"], tmp_path / "run")
     assert result["finished"] and result["step"] == 4
     assert load_weights(tmp_path / "run" / "weights.safetensors").config.image_size == 64
+
+
+def test_a_run_resumes_in_mid_epoch_on_the_gpu(recipe_file, images, tmp_path, monkeypatch):
+    from training import signal_at
+
+    from finola.training.engine import fit
+    from finola.training.recipe import load_recipe
+    from finola.training.tasks.reconstruction import ReconstructionTask
+
+    recipe = load_recipe(recipe_file, ["--trainer.accelerator", "gpu", "--trainer.devices", "1"])
+    run = [images / "train"], [images / "val"], tmp_path / "run"
+    with monkeypatch.context() as patch:
+        signal_at(patch, ReconstructionTask, 1, signal.SIGTERM)  # the second of three steps of the first epoch
+        with pytest.raises(SystemExit):
+            fit(recipe, *run)
+    result = fit(recipe, *run, resume=True)
+    assert result["finished"] and result["converged"] and result["step"] == 6
+    assert [point["epoch"] for point in result["history"]] == [0, 1]
+    assert all(point["train_loss"] > 0 for point in result["history"])
 
 
 @pytest.mark.parametrize("kind", ["detr", "mask_rcnn"])

@@ -6,12 +6,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 from finola.cli import train
+from finola.cli.options import Subparsers
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
     from finola.training.recipe import Recipe
-
-from finola.cli.options import Subparsers
 
 EPILOG = """examples:
   finola finetune imagenette/tran1_ft_w720 --weights runs/imagenette/tran1_w720/weights.safetensors \\

@@ -90,7 +90,3 @@ def _version() -> str:
         return version("finola")
     except PackageNotFoundError:
         return "unknown"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,9 +13,8 @@ from finola.detection.detector import Detector
 from finola.detection.detr import Detr, DetrConfig
 from finola.detection.heads import BLOCKS, DIM
 from finola.detection.mask_rcnn import BOX_CELLS, MASK_CELLS, MaskRcnnConfig
-from finola.evaluation.complexity import DETECTION_SIZE, Cost, cost_of_encoder
+from finola.evaluation.complexity import DETECTION_SIZE, Cost, cost_of_encoder, on_meta
 from finola.evaluation.flops import Count, count
-from finola.models.base import ParametersOnMeta
 
 DETECTION_WIDTHS = (720, 1440, 2880)  # of the encoders under its detection heads
 
@@ -36,7 +35,7 @@ def cost_of_detr(config: DetrConfig) -> Cost:
 
 
 def _head_and_outputs(config: DetrConfig) -> tuple[Count, Count]:
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         model = Detr(config)
         return count(model.head, _maps(model)), count(model.outputs, torch.empty(1, config.num_queries, DIM))
 
@@ -44,7 +43,7 @@ def _head_and_outputs(config: DetrConfig) -> tuple[Count, Count]:
 def cost_of_mask_rcnn(config: MaskRcnnConfig) -> Cost:
     """With as many proposals and objects as an image can have."""
     encoder, width = cost_of_encoder(config.encoder, DETECTION_SIZE), config.pyramid_channels
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         model = config.build()
         model.eval()  # in training there are more proposals
         maps, rpn, heads = _maps(model), model.rpn, model.roi_heads

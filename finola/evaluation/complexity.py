@@ -6,7 +6,8 @@ The paper's figures are the table `PAPER`; all others are counted by running the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -74,6 +75,13 @@ PAPER = {
 Cost = tuple[tuple[int, ...], Count]  # the input's shape and what was counted for it
 
 
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Modules and tensors without memory, and modules without random numbers."""
+    with torch.device("meta"), ParametersOnMeta():
+        yield
+
+
 class Row(NamedTuple):
     """One counted module; `macs` are for one input of the shape `input`."""
 
@@ -117,7 +125,7 @@ def model_parts(name: str) -> list[Row]:
 def _parts(config: AutoencoderConfig) -> list[Row]:
     config = config.without_start()  # which sets values, and the meta device has none
     size, (height, width) = config.image_size, (config.map_size, config.map_size)
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         model = FinolaAutoencoder(config)
         features = torch.empty(1, model.encoder.num_features, *model.pool.size)
         q, z = torch.empty(1, config.embed_dim), torch.empty(1, config.embed_dim, height, width)
@@ -169,7 +177,7 @@ def _measure_encoder(name: str, size: tuple[int, int], **options: Any) -> Cost:
 
 @cache
 def cost_of_encoder(name: str, size: tuple[int, int], **options: Any) -> Count:
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         if name in CONFIGS:
             options |= {"strict_img_size": False}
         elif is_vit(name):
@@ -180,14 +188,14 @@ def cost_of_encoder(name: str, size: tuple[int, int], **options: Any) -> Count:
 
 def _measure_decoder(scale: int, reduce: str | None) -> Cost:
     shape = (EMBED_DIM, IMAGE_SIZE // scale, IMAGE_SIZE // scale)
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         return shape, count(ConvDecoder(EMBED_DIM, scale, reduce), torch.empty(1, *shape))
 
 
 def cost_of_classifier(config: ClassifierConfig) -> Cost:
     size = (config.image_size, config.image_size)
     encoder, channels, token_dim = cost_of_encoder(config.encoder, size), *_feature_widths(config.encoder)
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         features = torch.empty(1, channels, *(side // ENCODER_STRIDE for side in size)), torch.empty(1, token_dim)
         head = create_head(config.head, channels, token_dim, config.num_classes, config.head_width)
         params, macs = count(head, *features)
@@ -197,7 +205,7 @@ def cost_of_classifier(config: ClassifierConfig) -> Cost:
 @cache
 def _feature_widths(encoder: str) -> tuple[int, int]:
     """Channels of an encoder's map and of its token."""
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         model = create_encoder(encoder)
     return model.num_features, token_width(model)
 
@@ -207,7 +215,7 @@ def cost_of_masked(config: MaskedConfig) -> Cost:
     its column, so the mean over the diagonal is that over all."""
     block, grid = config.block_size, config.grid_size
     encoder = cost_of_encoder(config.encoder, (ENCODER_STRIDE * block, ENCODER_STRIDE * block))
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         model = config.build()
         features = torch.empty(1, model.encoder.num_features, block, block)
         z = torch.empty(1, grid, grid, model.autoregression.dim)
@@ -222,7 +230,7 @@ def cost_of_forward(config: ModelConfig) -> Cost:
     """One image through a model as it is trained, or the views of one (MoCo)."""
     shape = (3, config.image_size, config.image_size)
     views = shape if config.views == 1 else (config.views, *shape)
-    with torch.device("meta"), ParametersOnMeta():
+    with on_meta():
         return views, count(config.build(), torch.empty(1, *views))
 
 

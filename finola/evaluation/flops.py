@@ -36,7 +36,7 @@ def count(module: nn.Module, *inputs: Any) -> Count:
     The meta device needs neither time nor memory, whatever the size:
 
         with torch.device("meta"):
-            model = timm.create_model("mobileformer_w2880", num_classes=0)
+            model = create_encoder("mobileformer_w2880")
             params, macs = count(model, torch.empty(1, 3, 224, 224))
 
     `macs` is for the whole batch given. The module's training flags are left as they were.

@@ -20,7 +20,7 @@ from finola.errors import FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
-    "predict", "eval", "detect", "inspect", "bench", "doctor",
+    "reproduce", "predict", "eval", "detect", "inspect", "bench", "doctor",
 )
 
 

@@ -158,3 +158,15 @@ def open_device(name: str | None) -> torch.device:
         reason = str(error).partition("\n")[0]
         raise RecipeError(f"--device: {name!r} cannot be used on this machine ({reason}); try cpu") from error
     return device
+
+
+def minutes(text: str) -> float:
+    """A time of the command line: "1:30:00" -> 90.0, "20" -> 20.0."""
+    parts = text.split(":")
+    try:
+        if len(parts) == 1:
+            return float(text)
+        hours, minutes, seconds = map(int, parts)
+    except ValueError:
+        raise RecipeError(f"--max-time: got {text!r}, expected HH:MM:SS or minutes") from None
+    return 60 * hours + minutes + seconds / 60

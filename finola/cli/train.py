@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from finola.cli.options import Subparsers, positive
+from finola.cli.options import Subparsers, minutes, positive
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ Ctrl-C write a checkpoint at the next step and exit with 143 and 130. --max-time
 the results and exits with 0. With several processes, batch norm spans all of them.
 """
 
+DATA = {
+    "imagenet": "--data IMAGENET/train --val IMAGENET/val",
+    **dict.fromkeys(("imagenette", "pocket"), "--data IMAGENETTE/train --val IMAGENETTE/val"),
+    "coco": "--data COCO/annotations/instances_train2017.json --val COCO/annotations/instances_val2017.json",
+    "coco128": "--data COCO128/annotations/instances_train2017.json --val COCO128/annotations/instances_train2017.json",
+    "pretrained": "--data IMAGENETTE/train IMAGENET_SAMPLE COCO --val IMAGENETTE/val",
+}
 Check: TypeAlias = "Callable[[Recipe], None]"  # refuses, with a RecipeError, a recipe that is not for the command
 
 
@@ -71,12 +78,12 @@ def run(args: argparse.Namespace, check: Check | None = None, weights: str | Non
     if args.recipe is None:
         raise RecipeError("RECIPE is missing; finola train --list lists the recipes")
     if args.max_time is not None:
-        args.overrides += ["--trainer.max_time", str(_minutes(args.max_time))]
+        args.overrides += ["--trainer.max_time", str(minutes(args.max_time))]
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
     recipe = load_recipe(args.recipe, args.overrides)
     if args.print_recipe:
-        print(recipe.as_yaml(), end="")
+        print(_header(recipe) + recipe.as_yaml(), end="")
         return
     if check is not None:
         check(recipe)
@@ -88,7 +95,9 @@ def run(args: argparse.Namespace, check: Check | None = None, weights: str | Non
 
 
 def _list(check: Check | None) -> None:
-    from finola.training.recipe import list_recipes, load_recipe
+    """The runs in the groups of their files, each with its title, at the full scale; the head says which others."""
+    from finola.training.recipe import load_recipe
+    from finola.training.tables import runs
 
     def serves(name: str) -> bool:
         if check is None:
@@ -99,9 +108,45 @@ def _list(check: Check | None) -> None:
             return False
         return True
 
-    titles = {name: title for name, title in list_recipes().items() if serves(name)}
-    width = max(map(len, titles))
-    print("\n".join(f"{name:{width}}  {title}" for name, title in titles.items()))
+    groups: dict[str, list[str]] = {}
+    for name, run in runs().items():
+        if serves(f"{run.scales[0]}/{name}"):
+            group = f"{run.table.title}{f' ({run.table.label})' if run.table.label else ''}, {or_else(run.scales)}"
+            groups.setdefault(group, []).append(f"  {run.scales[0]}/{name:32} {run.title}")
+    print("\n\n".join("\n".join([f"{group}:", *lines]) for group, lines in groups.items()))
+
+
+def or_else(scales: Sequence[str]) -> str:
+    """("imagenet", "imagenette", "pocket") -> "imagenet/ (or imagenette/, pocket/)"."""
+    others = ", ".join(f"{scale}/" for scale in scales[1:])
+    return f"{scales[0]}/" + (f" (or {others})" if others else "")
+
+
+def _header(recipe: Recipe) -> str:
+    """Comments: the run's title, its command, and what the paper measures of it."""
+    from finola.training.tables import image_scale, runs, scale_of, start
+
+    scale, _, name = recipe.name.partition("/")
+    if name not in runs():
+        return ""
+    run, before = runs()[name], start(name, image_scale(scale))
+    command = f"finola {_command(recipe)} {recipe.name} {DATA[scale]}"
+    if before:
+        command += f" --weights runs/{scale_of(before[-1], image_scale(scale))}/{before[-1]}/weights.safetensors"
+    lines = [f"{run.title} ({run.table.title})", command]
+    lines += [f"paper, {figure.table}, {figure.row}: {figure.metric} {figure.value}"
+              + (f" after {' > '.join(figure.runs[:-1])}" if figure.runs[:-1] else "") for figure in recipe.figures]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _command(recipe: Recipe) -> str:
+    """What `finola` is called with to train by a recipe."""
+    config = recipe.model_config()
+    if config.score == "objects":
+        return "detect train"
+    if not config.keeps_features or (recipe.optim.layer_decay is None and not recipe.optim.freeze_encoder):
+        return "train"
+    return "probe" if recipe.optim.freeze_encoder else "finetune"
 
 
 def _train(args: argparse.Namespace, recipe: Recipe) -> None:
@@ -113,15 +158,3 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> None:
     out = args.out or f"runs/{recipe.name}"
     fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
         init_from=args.weights, num_classes=args.num_classes, new_head=args.new_head)
-
-
-def _minutes(text: str) -> float:
-    """"1:30:00" -> 90.0, "20" -> 20.0."""
-    parts = text.split(":")
-    try:
-        if len(parts) == 1:
-            return float(text)
-        hours, minutes, seconds = map(int, parts)
-    except ValueError:
-        raise RecipeError(f"--max-time: got {text!r}, expected HH:MM:SS or minutes") from None
-    return 60 * hours + minutes + seconds / 60

@@ -20,6 +20,9 @@ from finola.training.recipe import OptimSection
 from finola.training.tasks.base import Task
 
 
+COLUMNS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")  # of the paper's tables
+
+
 class DetectionTask(Task):
     """Trains a `finola.detection.detector.Detector` on the batches of a `DetectionLoader`.
 
@@ -33,7 +36,8 @@ class DetectionTask(Task):
     def __init__(self, model: Detector, optim: OptimSection, total_steps: int, **options: Any):
         super().__init__(model, optim, total_steps, **options)
         masks = model.config.masks
-        self.scores = ("box_ap", "box_ap50", *(("mask_ap",) if masks else ()))
+        kinds = ("box", "mask") if masks else ("box",)
+        self.scores = tuple(f"{kind}_{name}" for kind in kinds for name in COLUMNS)
         self.val_scores = CocoScores(masks=masks)
         self.drawn: list[Image.Image] = []
 

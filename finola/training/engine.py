@@ -40,18 +40,11 @@ from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
 from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
 from finola.training.datamodule import RunData
-from finola.training.recipe import Precision, Recipe, differences
+from finola.training.recipe import FREE_KEYS, Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
 from finola.training.tasks.base import NonFiniteLoss, Task
 from finola.training.transfer import transfer
 from finola.weights import save_weights
-
-# what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
-FREE_KEYS = {
-    "paper.table", "paper.row", "paper.psnr", "paper.top1", "paper.box_ap", "paper.mask_ap", "data.num_workers",
-    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
-    "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
-}
 
 HARMLESS_WARNINGS = (
     ".*smaller than the logging interval", "`isinstance.treespec, LeafSpec.` is deprecated",

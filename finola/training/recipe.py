@@ -1,15 +1,17 @@
-"""Recipes: one YAML file names one training run, typed, checked, and small because it builds on a base.
+"""Recipes: the settings of one training run, typed and checked.
 
-A recipe has the sections of `Recipe` below. `base: other.yaml` (relative to the file) is read first and this
-file's keys are laid over it. Dotted overrides come last:
+A recipe has the sections of `Sections` below. The shipped ones are the rows of `finola/recipes/` at one of their scales
+(see `finola.training.tables`): "imagenet/resolution_8", "imagenette/lin_w720". A recipe of your own is a YAML file:
 
-    load_recipe("imagenet/default", ["--optim.epochs", "5"])
-
-    model:   {name: finola_mfw2880_c3072_r16, embed_dim: 512}   # a registry name, and changes to its fields
+    base: imagenette/default                            # a shipped recipe, or a file relative to this one
+    model:   {embed_dim: 512}                           # changes to the fields of the named model
     data:    {image_size: 256}
     optim:   {base_lr: 1.5e-4, batch_size: 128, epochs: 100}
     trainer: {precision: bf16-mixed}
-    paper:   {table: resolution (a), row: 16x16, psnr: 25.8}
+
+`base` is read first and the file's keys are laid over it. Dotted overrides come last:
+
+    load_recipe("imagenet/default", ["--optim.epochs", "5"])
 
 Listing recipes does not import torch; loading one does, since the model checks its own section.
 """
@@ -17,22 +19,27 @@ Listing recipes does not import torch; loading one does, since the model checks 
 from __future__ import annotations
 
 import dataclasses
-import math
+import re
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from finola.errors import FinolaError, RecipeError, near
+from finola.training import tables
+from finola.training.tables import Figure
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from finola.models.base import ModelConfig
 
-RECIPE_FOLDER = Path(__file__).parents[1] / "recipes"
 # keys that only some kinds of models have (`ModelConfig.recipe_keys`) -> what is wrong with others
 SPECIAL_KEYS = {
     **dict.fromkeys(("optim.layer_decay", "optim.label_smoothing", "optim.mixup", "optim.cutmix",
@@ -41,27 +48,35 @@ SPECIAL_KEYS = {
     **dict.fromkeys(("data.policy", "data.resident"), "which detectors do not have"),
 }
 
+# what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
+FREE_KEYS = {
+    "paper", "data.num_workers",
+    "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
+    "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
+}
 
 Precision = Literal["bf16-mixed", "32-true", "64-true"]
+STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+Pixels = Annotated[int, Field(ge=8)]
 
 
-def _option(default: Any, *, low: float | None = None, above: float | None = None, high: float | None = None,
-            choices: tuple[str, ...] | None = None) -> Any:
-    """A field with its range: `low` <= value <= `high`, value > `above`, value in `choices`."""
-    limits = {"low": low, "above": above, "high": high, "choices": choices}
-    return field(default=default, metadata={k: v for k, v in limits.items() if v is not None})
+class _Section(BaseModel):
+    model_config = STRICT
 
 
-@dataclass(frozen=True)
-class ModelSection:
+class ModelSection(_Section):
     """A name of `finola.list_models()`, which decides the kind of model and of task, and changes to its fields."""
 
     name: str = "finola_mfw2880_c3072_r16"
-    overrides: dict = field(default_factory=dict)
+    overrides: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class DataSection:
+class DataSection(_Section):
     """Crops: a random part of the image, between `crop_scale` of its area, resized to `image_size` pixels.
 
     `resident` decodes every image once, keeps it at `resident_size` pixels (shorter side) on the device and
@@ -73,20 +88,19 @@ class DataSection:
     in training it is drawn from `scales`, where given. `random_crop` cuts half of the images first, as DETR does.
     """
 
-    image_size: int = _option(256, low=8)
+    image_size: Pixels = 256
     resident: bool = False
-    resident_size: int | None = _option(None, low=8)
-    crop_scale: tuple[float, float] = _option((0.2, 1.0), above=0.0, high=1.0)
+    resident_size: Pixels | None = None
+    crop_scale: tuple[PositiveShare, PositiveShare] = (0.2, 1.0)
     hflip: bool = True
     policy: str | None = None
     augment: bool = True
-    scales: tuple[int, ...] | None = _option(None, low=32)
+    scales: tuple[Annotated[int, Field(ge=32)], ...] | None = None
     random_crop: bool = False
-    num_workers: int = _option(8, low=0)
+    num_workers: Annotated[int, Field(ge=0)] = 8
 
 
-@dataclass(frozen=True)
-class OptimSection:
+class OptimSection(_Section):
     """AdamW or SGD, linear warm-up, then cosine to zero; lr = base_lr * batch_size / 256 (Table `appendix:FINOLA`).
     With `milestones` the rate is constant in place of the cosine, and a tenth from each of these epochs on.
 
@@ -100,23 +114,23 @@ class OptimSection:
     Classification: `label_smoothing`, `mixup`, `cutmix` (their alphas) and `random_erasing` (its probability).
     """
 
-    optimizer: str = _option("adamw", choices=("adamw", "sgd"))
-    base_lr: float = _option(1.5e-4, above=0.0)
-    batch_size: int = _option(128, low=1)
-    epochs: int = _option(100, low=1)
-    warmup_epochs: float = _option(10.0, low=0.0)
-    milestones: tuple[float, ...] | None = _option(None, above=0.0)
-    weight_decay: float = _option(0.1, low=0.0)
-    betas: tuple[float, float] = _option((0.9, 0.95), low=0.0, high=1.0)
-    clip_grad: float | None = _option(None, above=0.0)
-    loss: str = _option("normalised", choices=("normalised", "raw"))
-    start_images: int | None = _option(None, low=16)
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    base_lr: Positive = 1.5e-4
+    batch_size: Count = 128
+    epochs: Count = 100
+    warmup_epochs: NotNegative = 10.0
+    milestones: tuple[Positive, ...] | None = None
+    weight_decay: NotNegative = 0.1
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    clip_grad: Positive | None = None
+    loss: Literal["normalised", "raw"] = "normalised"
+    start_images: Annotated[int, Field(ge=16)] | None = None
     freeze_encoder: bool = False
-    layer_decay: float | None = _option(None, above=0.0, high=1.0)
-    label_smoothing: float = _option(0.0, low=0.0, high=1.0)
-    mixup: float = _option(0.0, low=0.0)
-    cutmix: float = _option(0.0, low=0.0)
-    random_erasing: float = _option(0.0, low=0.0, high=1.0)
+    layer_decay: PositiveShare | None = None
+    label_smoothing: Share = 0.0
+    mixup: NotNegative = 0.0
+    cutmix: NotNegative = 0.0
+    random_erasing: Share = 0.0
 
     @property
     def lr(self) -> float:
@@ -129,55 +143,56 @@ class OptimSection:
         return min(self.warmup_epochs / self.epochs, 0.5)
 
 
-@dataclass(frozen=True)
-class TrainerSection:
+class TrainerSection(_Section):
     """How it runs; a checkpoint is written every `checkpoint_steps` steps, every `checkpoint_minutes` minutes
     (whichever comes first; null turns one off) and at the end. `max_time` is in minutes. The precision
     64-true is for checks: in fp32 two ways to the same gradient drift apart by rounding alone.
     Every `knn_every`-th validation measures the k-NN accuracy of the encoder too, where training and validation
     images have labels of the same classes (and there are 20 training images to vote)."""
 
-    precision: str = _option("bf16-mixed", choices=("bf16-mixed", "32-true", "64-true"))
-    accumulate: int = _option(1, low=1)
-    ema_decay: float | None = _option(None, above=0.0, high=1.0)
-    accelerator: str = _option("auto", choices=("auto", "cpu", "gpu"))
-    devices: int | str = _option("auto", low=1, choices=("auto",))
-    num_nodes: int = _option(1, low=1)
-    strategy: str = _option("auto", choices=("auto", "ddp"))
-    checkpoint_steps: int | None = _option(None, low=1)
-    checkpoint_minutes: float | None = _option(10.0, above=0.0)
-    val_every: int = _option(1, low=1)
-    panel_every: int = _option(1, low=1)
-    knn_every: int | None = _option(None, low=1)
+    precision: Precision = "bf16-mixed"
+    accumulate: Count = 1
+    ema_decay: PositiveShare | None = None
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    devices: Count | Literal["auto"] = "auto"
+    num_nodes: Count = 1
+    strategy: Literal["auto", "ddp"] = "auto"
+    checkpoint_steps: Count | None = None
+    checkpoint_minutes: Positive | None = 10.0
+    val_every: Count = 1
+    panel_every: Count = 1
+    knn_every: Count | None = None
     compile: bool = False
     channels_last: bool = False
-    max_time: float | None = _option(None, above=0.0)
+    max_time: Positive | None = None
 
 
-@dataclass(frozen=True)
-class PaperSection:
-    """Where the paper has this run, and its validation PSNR in dB, its top-1 accuracy, box AP or mask AP in percent;
-    null where the paper gives no number."""
+class _Sections(_Section):
+    """What a YAML file may hold, `model:` aside, which the named model's configuration checks."""
 
-    table: str | None = None
-    row: str | None = None
-    psnr: float | None = None
-    top1: float | None = None
-    box_ap: float | None = None
-    mask_ap: float | None = None
+    data: DataSection = DataSection()
+    optim: OptimSection = OptimSection()
+    trainer: TrainerSection = TrainerSection()
+    seed: Annotated[int, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a training run, besides the images. `name` is the file's, for the record."""
+    """Everything that decides a training run, besides the images, and where it comes from.
 
-    model: ModelSection = field(default_factory=ModelSection)
-    data: DataSection = field(default_factory=DataSection)
-    optim: OptimSection = field(default_factory=OptimSection)
-    trainer: TrainerSection = field(default_factory=TrainerSection)
-    paper: PaperSection = field(default_factory=PaperSection)
-    seed: int = _option(0, low=0)
+    Attributes:
+        name: SCALE/ROW, or the stem of a file.
+        figures: what the paper measures of this run; none where it is no row of the paper, and none where the model,
+            the data or the optimiser were changed on the command line.
+    """
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optim: OptimSection = OptimSection()
+    trainer: TrainerSection = TrainerSection()
+    seed: int = 0
     name: str = ""
+    figures: tuple[Figure, ...] = ()
 
     def model_config(self) -> ModelConfig:
         """The model's configuration in this run: the named one, overridden, at the data's image size."""
@@ -187,12 +202,9 @@ class Recipe:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types alone, in the shape of the YAML file."""
-        sections = dataclasses.asdict(self)
-        del sections["name"]
-        model = sections["model"]
-        sections["model"] = {"name": model["name"], **model["overrides"]}
-        plain: dict[str, Any] = _plain(sections)
-        return plain
+        model = self.model.model_dump(mode="json")
+        sections = {key: getattr(self, key).model_dump(mode="json") for key in ("data", "optim", "trainer")}
+        return {"model": {"name": model["name"], **model["overrides"]}, **sections, "seed": self.seed}
 
     def as_yaml(self) -> str:
         return yaml.safe_dump(self.as_dict(), sort_keys=False)
@@ -204,28 +216,16 @@ def load_recipe(name_or_path: str | Path, overrides: list[str] | None = None) ->
     `overrides` are command-line words: ["--optim.epochs", "5", "--data.hflip=false"].
     Raises RecipeError, one line naming the file or option, the key, what was got and what was expected.
     """
-    path = find_recipe(name_or_path)
-    recipe = _build(_read(path, ()), overrides or [], str(path))
-    return dataclasses.replace(recipe, name=_name(path))
+    name, where, content = _read(str(name_or_path), ())
+    changes = parse_overrides(overrides or [])
+    recipe = _build(content, changes, where)
+    changed = any(key.partition(".")[0] in ("model", "data", "optim") for key in changes)
+    return dataclasses.replace(recipe, name=name, figures=() if changed else tables.figures(name))
 
 
-def list_recipes() -> dict[str, str]:
-    """Name -> first line of the header comment, for every shipped recipe."""
-    paths = sorted(RECIPE_FOLDER.rglob("*.yaml"))
-    return {_name(path): _title(path) for path in paths}
-
-
-def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a recipe's name (with or without .yaml), or of a path.
-
-    Raises RecipeError with the nearest names.
-    """
-    path = Path(name_or_path)
-    for candidate in (path, RECIPE_FOLDER / path, Path(f"{path}.yaml"), RECIPE_FOLDER / f"{path}.yaml"):
-        if candidate.is_file():
-            return candidate
-    raise RecipeError(f"{name_or_path}: no such recipe and no such file"
-                      f"{near(str(name_or_path), list_recipes()) or ';'} `finola train --list` lists them all")
+def list_recipes() -> list[str]:
+    """The names of the shipped recipes, SCALE/ROW."""
+    return tables.names()
 
 
 def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple]:
@@ -243,7 +243,7 @@ def differences(old: dict, new: dict, prefix: str = "") -> dict[str, tuple]:
 # reading YAML -------------------------------------------------------------------------------------
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader (no Python tags), which also refuses a key written twice."""
+    """The safe loader (no Python tags), which also refuses a key written twice and reads 1e-4 as a number."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         seen = set()
@@ -256,18 +256,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read(path: Path, readers: tuple[Path, ...]) -> dict:
-    """The file's keys laid over those of its `base`; `readers`, the files that led here, stop a circle."""
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"),
+                              list("-+0123456789"))
+
+
+def _read(name: str, readers: tuple[Path, ...], beside: Path = Path()) -> tuple[str, str, dict]:
+    """(name, where it stands, its keys laid over those of its `base`) of a shipped recipe or of a file, relative to the
+    folder `beside`; `readers`, the files that led here, stop a circle."""
+    path = next((path for path in (beside / name, beside / f"{name}.yaml") if path.is_file()), None)
+    if path is None:
+        scale, _, run = name.removesuffix(".yaml").partition("/")
+        if run not in tables.runs() or scale not in tables.runs()[run].scales:
+            raise RecipeError(f"{name}: no such recipe and no such file{near(name, list_recipes()) or ';'}"
+                              " `finola train --list` lists them all")
+        return f"{scale}/{run}", f"{scale}/{run}", tables.settings(run, scale)
     if path.resolve() in readers:
         raise RecipeError(f"{path}: base: the files refer to each other in a circle; remove one `base:`")
     content = _parse(path)
     base = content.pop("base", None)
-    if base is None:
-        return content
-    base_path = path.parent / str(base)
-    if not base_path.is_file():
-        raise RecipeError(f"{path}: base: got {base!r}, expected the path of a file relative to this one")
-    return _merge(_read(base_path, (*readers, path.resolve())), content)
+    if base is not None:
+        try:
+            content = tables.merge(_read(str(base), (*readers, path.resolve()), path.parent)[2], content)
+        except RecipeError as error:
+            raise RecipeError(f"{path}: base: {error}" if "circle" not in str(error) else str(error)) from None
+    return path.stem, str(path), content
 
 
 def _parse(path: Path) -> dict:
@@ -280,26 +292,6 @@ def _parse(path: Path) -> dict:
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: got {_kind(content)}, expected sections such as `model:` and `optim:`")
     return content
-
-
-def _merge(base: dict, changes: dict) -> dict:
-    merged = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merge(base[key], value) if both else value
-    return merged
-
-
-def _name(path: Path) -> str:
-    """`imagenet/resolution_8` for a shipped recipe, the file's stem for another."""
-    shipped = path.resolve().is_relative_to(RECIPE_FOLDER.resolve())
-    named = path.resolve().relative_to(RECIPE_FOLDER.resolve()) if shipped else Path(path.name)
-    return named.with_suffix("").as_posix()
-
-
-def _title(path: Path) -> str:
-    first = path.read_text(encoding="utf-8").partition("\n")[0]
-    return first.lstrip("# ") if first.startswith("#") else ""
 
 
 # overrides ----------------------------------------------------------------------------------------
@@ -329,124 +321,99 @@ def _parse_value(option: str, text: str) -> Any:
 
 # checking -----------------------------------------------------------------------------------------
 
-def _build(content: dict, overrides: list[str], where: str) -> Recipe:
-    name: str = _section(Recipe, content, where, "").model.name
-    for key, value in parse_overrides(overrides).items():
+def _build(content: dict, changes: dict, where: str) -> Recipe:
+    """The recipe that a file's content makes with the dotted `changes` of the command line."""
+    name = _check(content, where).model.name
+    for key, value in changes.items():
         nested = value
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        alone = _merge({"model": {"name": name}}, nested)  # so that a mistake is blamed on the right place
-        name = _section(Recipe, alone, "command line", "").model.name
-        content = _merge(content, nested)
-    recipe: Recipe = _section(Recipe, content, where, "")
+        alone = tables.merge({"model": {"name": name}}, nested)  # so that a mistake is blamed on the right place
+        name = _check(alone, "command line").model.name
+        content = tables.merge(content, nested)
+    recipe = _check(content, where)
     _check_together(recipe, where)
     return recipe
 
 
-def _section(cls: type, content: object, where: str, prefix: str) -> Any:
-    """A dataclass from a mapping, every key and value checked; `prefix` is the dotted way to it."""
-    if not isinstance(content, dict):
-        raise RecipeError(f"{where}: {prefix.rstrip('.')}: got {_kind(content)}, expected keys under it")
-    if cls is ModelSection:
-        return _model_section(content, where, prefix)
-    fields = {f.name: f for f in dataclasses.fields(cls) if f.name != "name"}
-    types = typing.get_type_hints(cls)
-    values = {}
-    for key, value in content.items():
-        dotted = f"{prefix}{key}"
-        if key not in fields:
-            raise RecipeError(f"{where}: unknown key {dotted!r}{near(str(key), fields)}")
-        if dataclasses.is_dataclass(types[key]):
-            values[key] = _section(types[key], value, where, f"{dotted}.")
-        else:
-            values[key] = _value(types[key], value, fields[key].metadata, f"{where}: {dotted}")
-    return cls(**values)
+def _check(content: dict, where: str) -> Recipe:
+    """A recipe from a mapping, every key and value checked."""
+    rest = dict(content)
+    model = _model_section(rest.pop("model", {}), where)
+    sections = _validated(_Sections, rest, where, "", known=["model", *_Sections.model_fields])
+    return Recipe(model, sections.data, sections.optim, sections.trainer, sections.seed)
 
 
-def _model_section(content: dict, where: str, prefix: str) -> ModelSection:
+def _model_section(content: object, where: str) -> ModelSection:
     """`name` and the overrides; their keys and types are those of the named model's configuration."""
     from finola.registry import model_config
 
-    name = _value(str, content.get("name", ModelSection.name), {}, f"{where}: {prefix}name")
+    if not isinstance(content, dict):
+        raise RecipeError(f"{where}: model: got {_kind(content)}, expected keys under it")
+    if "image_size" in content:
+        raise RecipeError(f"{where}: unknown key 'model.image_size'; set data.image_size instead")
+    name = content.get("name", ModelSection().name)
+    if not isinstance(name, str):
+        raise RecipeError(f"{where}: model.name: got {name!r} ({_kind(name)}), expected text")
     try:
         config = model_config(name)
     except FinolaError as error:
         raise RecipeError(f"{where}: {error}") from None
-    hints = typing.get_type_hints(type(config))
-    types = {"name": str} | {f.name: hints[f.name] for f in dataclasses.fields(config) if f.name != "image_size"}
-    if "image_size" in content:
-        raise RecipeError(f"{where}: unknown key '{prefix}image_size'; set data.image_size instead")
-    values = {}
-    for key, value in content.items():
-        if key not in types:
-            raise RecipeError(f"{where}: unknown key '{prefix}{key}'{near(str(key), types)}")
-        values[key] = _value(types[key], value, {}, f"{where}: {prefix}{key}")
-    values.pop("name", None)
-    return ModelSection(name, values)
+    fields = _validated(_fields_of(type(config)), content, where, "model.")
+    return ModelSection(name=name, overrides={key: getattr(fields, key) for key in content if key != "name"})
 
 
-def _value(kind: Any, value: Any, limits: Mapping[str, Any], what: str) -> Any:
-    """`value` as `kind` and within `limits`; a whole number passes for a float, a list for a tuple."""
-    converted = _convert(kind, value)
-    if converted is _WRONG:
-        raise RecipeError(f"{what}: got {value!r} ({_kind(value)}), expected {_expected(kind)}")
-    for item in converted if isinstance(converted, tuple) else (converted,):
-        problem = _outside(item, limits)
-        if problem:
-            raise RecipeError(f"{what}: got {value!r}, expected {problem}")
-    return converted
+@cache
+def _fields_of(config: type[ModelConfig]) -> type[BaseModel]:
+    """The fields of a model's configuration with their types, for checking."""
+    hints = typing.get_type_hints(config)
+    fields: dict[str, Any] = {f.name: (hints[f.name], None) for f in dataclasses.fields(config)}
+    del fields["image_size"]
+    found: type[BaseModel] = create_model("ModelFields", __config__=STRICT, name=(str, ""), **fields)
+    return found
 
 
-_WRONG = object()
+S = typing.TypeVar("S", bound=BaseModel)
 
 
-def _convert(kind: Any, value: Any) -> Any:
-    if isinstance(kind, UnionType):
-        results = (_convert(option, value) for option in typing.get_args(kind))
-        return next((result for result in results if result is not _WRONG), _WRONG)
-    if typing.get_origin(kind) is tuple:
-        parts = typing.get_args(kind)
-        if not isinstance(value, list | tuple):
-            return _WRONG
-        if parts[-1] is Ellipsis:
-            parts = parts[:1] * len(value)
-        if len(value) != len(parts):
-            return _WRONG
-        items = tuple(_convert(part, item) for part, item in zip(parts, value, strict=True))
-        return _WRONG if _WRONG in items else items
-    if kind is float:
-        return _to_float(value)
-    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
-        return value
-    return _WRONG
-
-
-def _to_float(value: object) -> Any:
-    """YAML reads 1e-4 (without a point) as a word: it is taken for the number it is."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return _WRONG
+def _validated(section: type[S], content: dict, where: str, prefix: str, known: Iterable[str] = ()) -> S:
+    """`content` as a `section`, or one line with all that is wrong with it; `prefix` is the dotted way to it."""
     try:
-        return float(value)
-    except ValueError:
-        return _WRONG
+        return section.model_validate(_tuples(content))
+    except ValidationError as error:
+        problems: dict[str, str] = {}  # the first of each key
+        for details in error.errors(include_url=False):
+            key, problem = _problem(section, details, content, prefix, known)
+            problems.setdefault(key, problem)
+        raise RecipeError(f"{where}: {'; '.join(problems.values())}") from None
 
 
-def _outside(item: Any, limits: Mapping[str, Any]) -> str | None:
-    """What was expected of `item`, or None where it keeps to the limits."""
-    if item is None:
-        return None
-    choices = limits.get("choices")
-    if isinstance(item, str):
-        return f"one of {', '.join(choices)}" if choices and item not in choices else None
-    if isinstance(item, float) and not math.isfinite(item):
-        return "a finite number"
-    if "low" in limits and item < limits["low"]:
-        return f"at least {limits['low']}"
-    if "above" in limits and item <= limits["above"]:
-        return f"more than {limits['above']}"
-    if "high" in limits and item > limits["high"]:
-        return f"at most {limits['high']}"
-    return None
+def _problem(section: type[BaseModel], error: ErrorDetails, content: dict, prefix: str,
+             known: Iterable[str]) -> tuple[str, str]:
+    """(dotted key, what is wrong with it) of one of pydantic's errors."""
+    keys: list[str] = []
+    value: Any = content
+    hint: Any = section
+    for part in error["loc"]:  # as far as it names keys: then come places in a list and members of a union
+        if not (isinstance(hint, type) and issubclass(hint, BaseModel)):
+            break
+        section = hint
+        keys.append(str(part))
+        value = value[part]
+        hint = section.model_fields[str(part)].annotation if part in section.model_fields else None
+    key = prefix + ".".join(keys)
+    if error["type"] == "extra_forbidden":
+        return key, f"unknown key {key!r}{near(keys[-1], known if known and len(keys) == 1 else section.model_fields)}"
+    if error["type"] in LIMITS:
+        return key, f"{key}: got {value!r}, expected {LIMITS[error['type']].format_map(error.get('ctx', {}))}"
+    return key, f"{key}: got {value!r} ({_kind(value)}), expected {_expected(hint)}"
+
+
+def _tuples(value: Any) -> Any:
+    """Lists, which YAML has, as the tuples that sections hold."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _check_together(recipe: Recipe, where: str) -> None:
@@ -483,6 +450,8 @@ def _check_unaugmented(recipe: Recipe, keeps_features: bool, where: str) -> None
 
 # words --------------------------------------------------------------------------------------------
 
+LIMITS = {"greater_than": "more than {gt}", "greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}",
+          "finite_number": "a finite number", "literal_error": "one of {expected}"}
 _KINDS = {NoneType: "null", bool: "true or false", int: "a whole number", float: "a number", str: "text",
           list: "a list", dict: "a section"}
 
@@ -491,16 +460,16 @@ def _kind(value: object) -> str:
     return _KINDS.get(type(value), type(value).__name__)
 
 
-def _expected(kind: Any) -> str:
-    if isinstance(kind, UnionType):
-        return " or ".join(_expected(option) for option in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        parts = typing.get_args(kind)
+def _expected(hint: Any) -> str:
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return "keys under it"
+    if isinstance(hint, UnionType) or typing.get_origin(hint) is typing.Union:
+        return " or ".join(_expected(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is Annotated:
+        return _expected(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is Literal:
+        return ", ".join(map(repr, typing.get_args(hint)))
+    if typing.get_origin(hint) is tuple:
+        parts = typing.get_args(hint)
         return "a list of numbers" if parts[-1] is Ellipsis else f"a list of {len(parts)} numbers"
-    return _KINDS[kind]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return _KINDS[hint]

@@ -4,130 +4,44 @@ from __future__ import annotations
 
 import json
 import math
-import re
 
 import pytest
 
 from finola.cli import main as cli
-from finola.training.recipe import RECIPE_FOLDER, list_recipes, load_recipe
+from finola.training.recipe import list_recipes, load_recipe
 from finola.weights import load_weights
 
-# the published rows of the tables on reconstruction, typed from the paper
-PAPER = {
-    "resolution": {8: 25.4, 16: 25.8, 32: 25.8, 64: 25.7, 128: 25.3, 256: 24.6},
-    "image_size": {256: 25.8, 384: 24.5, 512: 24.2},
-    "autoregression_repeat": {16: 16.1, 64: 13.3},
-    "autoregression_repeat_pos": {16: 20.2, 64: 21.2},
-    "autoregression_linear": {16: 25.4, 64: None},
-    "autoregression_norm_linear": {16: 25.8, 64: 25.7},
-    "normalisation": {"batch": 16.3, "layer": 25.8},
-    "channels": {4096: 25.9, 3072: 25.8, 2048: 25.1, 1024: 23.7, 512: 22.2, 256: 20.8, 128: 19.4, 64: 18.2},
-    "encoder": {"w5760": 26.1, "w4320": 26.0, "w2880": 25.8, "w1440": 25.1, "w720": 24.4},
-    "origin": {"center": 25.8} | dict.fromkeys(["top_left", "top_right", "bottom_left", "bottom_right"]),
-}
-ROWS = {f"{kind}_{row}": value for kind, rows in PAPER.items() for row, value in rows.items()}
-
-
-# of the tables on classification: top-1 in percent, by encoder width
-TOP1 = {
-    "lin": {"w720": 51.3, "w1440": 62.8, "w2880": 66.4, "vit_tiny": 23.3, "vit_small": 49.2, "vit_base": 68.0},
-    "tran1": {"w720": 65.5, "w1440": 75.2, "w2880": 78.7},
-    "tran1_ft": {"w720": 75.6, "w1440": 80.5, "w2880": 82.5},
-    "tran4_ft": {"w720": 78.4, "w1440": 82.2, "w2880": 83.9},
-    "ft": {"vit_tiny": 78.0, "vit_small": 79.5, "vit_base": 83.6},
-}
-PROBES = {f"{kind}_{encoder}": value for kind, rows in TOP1.items() for encoder, value in rows.items()}
-WIDTHS = (720, 1440, 2880)
-PRETRAINING = {
-    *(f"{method}_w{width}" for method in ("masked_b", "masked_e", "moco", "supervised") for width in WIDTHS),
-    *(f"masked_b_w{width}_epochs_{epochs}" for width in WIDTHS for epochs in (100, 200, 400, 800)),
-    *(f"masked_b_blocks_{blocks}" for blocks in range(1, 7)),
-    "mae_tiny", "mae_small", "mae_base", "simmim_base", "recon_masked_b", "recon_masked_e",
-}
-DEFAULTS = {f"{kind}_default" for kind in ("masked", "mae", "simmim", "moco", "supervised", "lin", "tran1", "finetune")}
-
-# of the tables on COCO: AP in percent, by encoder width
-BOX_AP = {
-    "frozen_522": {2880: {"supervised": 40.5, "finola": 43.3, "finola_ft": 45.5, "moco": 25.5, "moco_ft": 31.7},
-                   1440: {"supervised": 38.3, "finola": 42.6, "finola_ft": 44.0, "moco": 30.3, "moco_ft": 39.0},
-                   720: {"supervised": 35.2, "finola": 40.0, "finola_ft": 41.6, "moco": 31.8, "moco_ft": 39.9}},
-    "frozen_211": {2880: {"supervised": 34.1, "finola": 36.7, "finola_ft": 41.0},
-                   1440: {"supervised": 31.2, "finola": 36.0, "finola_ft": 39.2},
-                   720: {"supervised": 27.8, "finola": 33.0, "finola_ft": 35.8}},
-    "finetuned_522": {2880: {"supervised": 48.1, "finola": 48.0, "finola_ft": 49.0},
-                      1440: {"supervised": 46.2, "finola": 46.8, "finola_ft": 47.3},
-                      720: {"supervised": 42.5, "finola": 43.3, "finola_ft": 44.4}},
-    "finetuned_211": {2880: {"supervised": 44.0, "finola": 44.4, "finola_ft": 46.0},
-                      1440: {"supervised": 42.5, "finola": 42.4, "finola_ft": 43.8},
-                      720: {"supervised": 37.6, "finola": 37.2, "finola_ft": 39.3}},
-}
-MASK_AP = {
-    720: {"moco": 23.2, "moco_ft": 25.3, "finola": 26.3, "finola_ft": 28.4},
-    1440: {"moco": 25.6, "moco_ft": 25.7, "finola": 30.6, "finola_ft": 32.7},
-    2880: {"moco": 27.8, "moco_ft": 25.2, "finola": 33.3, "finola_ft": 35.1},
-}
-DETRS = {f"{kind}_w{width}_{start}": value for kind, widths in BOX_AP.items() for width, row in widths.items()
-         for start, value in row.items()} | {"finola_detr_frozen": 45.5, "finola_detr_finetuned": 49.0}
-MASK_RCNNS = {f"mask_rcnn_w{width}_{start}": value for width, row in MASK_AP.items() for start, value in row.items()}
-DETECTION_DEFAULTS = {"frozen_default", "finetuned_default", "mask_rcnn_default"}
-FAMILIES = dict.fromkeys(["imagenet", "imagenette"], {*ROWS, "default", *PROBES, *PRETRAINING, *DEFAULTS})
-FAMILIES |= dict.fromkeys(["coco", "coco128"], {*DETRS, *MASK_RCNNS, "detr_r50", *DETECTION_DEFAULTS})
-DETECTING = [f"{family}/{row}" for family in ("coco", "coco128") for row in (*DETRS, *MASK_RCNNS)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_there_is_a_recipe_for_every_row(family):
-    names = {name.removeprefix(f"{family}/") for name in list_recipes() if name.startswith(f"{family}/")}
-    assert names == FAMILIES[family]
-
-
 @pytest.mark.parametrize("name", list_recipes())
-def test_recipe_loads_and_explains_itself(name):
+def test_recipe_loads(name):
     recipe = load_recipe(name)
-    family, _, row = name.partition("/")
-    header = _header(name)
-    assert any(f"finola {_command(recipe, row)} {name} --" in line for line in header)
-    assert any(line.startswith("# Hours:") for line in header)
-    if family in FAMILIES and row != "detr_r50":
-        # the settings of detection stand in no table
-        place = 'appendix "Training setup"' if row in ("frozen_default", "finetuned_default") else recipe.paper.table
-        assert any(line.startswith("# Paper") and place in line for line in header)
-        assert recipe.paper.psnr == ROWS.get(row, 25.8 if row == "default" else None)
-        assert recipe.paper.top1 == PROBES.get(row)
-        assert (recipe.paper.box_ap, recipe.paper.mask_ap) == (DETRS.get(row), MASK_RCNNS.get(row))
-    else:
-        assert any("Not a row of the paper" in line for line in header)
-        assert {recipe.paper.psnr, recipe.paper.box_ap} == {None}
+    assert recipe.name == name and recipe.model_config().kind
 
 
-def _header(name: str) -> list[str]:
-    lines = (RECIPE_FOLDER / f"{name}.yaml").read_text().splitlines()
-    return [line for line in lines if line.startswith("#")]
+@pytest.mark.parametrize(("name", "command"), [
+    ("imagenet/default", "finola train imagenet/default --data IMAGENET/train --val IMAGENET/val"),
+    ("pocket/lin_w720", "finola probe pocket/lin_w720 --data IMAGENETTE/train --val IMAGENETTE/val"
+                        " --weights runs/pocket/masked_b_w720/weights.safetensors"),
+    ("imagenette/tran4_ft_w720", "finola finetune imagenette/tran4_ft_w720 --data IMAGENETTE/train --val"
+                                 " IMAGENETTE/val --weights runs/imagenette/masked_b_w720/weights.safetensors"),
+    ("imagenet/supervised_w720", "finola train imagenet/supervised_w720 --data IMAGENET/train --val IMAGENET/val"),
+    ("coco128/frozen_522_w720_finola_ft", "--weights runs/imagenette/tran1_ft_w720/weights.safetensors"),
+])
+def test_printed_recipe_says_what_to_type(name, command, capsys):
+    assert cli.main(["train", name, "--print-recipe"]) == 0
+    assert command in [line for line in capsys.readouterr().out.splitlines() if line.startswith("# finola")][0]
 
 
-def _command(recipe, row: str) -> str:
-    """What `finola` is to be called with for a recipe."""
-    config = recipe.model_config()
-    if config.score == "objects":
-        return "detect train"
-    if config.kind != "classifier" or row.startswith("supervised"):
-        return "train"
-    return "probe" if recipe.optim.freeze_encoder else "finetune"
+def test_printed_recipe_says_what_the_paper_measures(capsys, tmp_path):
+    assert cli.main(["train", "imagenet/lin_w720", "--print-recipe"]) == 0
+    printed = capsys.readouterr().out
+    assert "# paper, table:finola-mocov2, MoCo-V2, MF-W720: lin 51.6 after moco_w720\n" in printed
+    (tmp_path / "mine.yaml").write_text(printed)
+    assert load_recipe(tmp_path / "mine.yaml").as_dict() == load_recipe("imagenet/lin_w720").as_dict()
 
 
-@pytest.mark.parametrize("name", DETECTING)
-def test_header_of_a_detector_names_its_number_and_its_start(name):
-    """The runs it starts from are those of recipes with its encoder, or of commands that stand in the header too."""
-    recipe, header = load_recipe(name), "\n".join(_header(name))
-    paper, config = recipe.paper, recipe.model_config()
-    number = f"{paper.box_ap} box AP" if config.kind == "detr" else f"{paper.mask_ap} mask AP"
-    assert f"{paper.table}, {paper.row}: {number}" in header
-    starts, made = (set(re.findall(rf"--{option} runs/(\w+/\w+)", header)) for option in ("weights", "out"))
-    used = set(re.findall(r"finola (?:probe|finetune) (\w+/\w+)", header)) | starts - made
-    assert starts and made <= starts
-    assert {load_recipe(other).model_config().encoder for other in used} == {config.encoder}
-    if not recipe.optim.freeze_encoder:
-        assert load_recipe(*starts).model_config() == config  # with the same head
+def test_figures_are_dropped_where_the_run_is_another(capsys):
+    assert load_recipe("imagenet/channels_64", ["--trainer.precision", "32-true"]).figures
+    assert not load_recipe("imagenet/channels_64", ["--model.embed_dim", "128"]).figures
 
 
 def test_paper_settings():
@@ -179,14 +93,15 @@ def test_twin_is_the_same_but_for_its_scale(name):
         assert full.head == twin.head
 
 
-@pytest.mark.parametrize("row", [*DETRS, *MASK_RCNNS, "detr_r50"])
-def test_twin_of_a_detector_is_the_same_but_for_its_scale(row):
-    full, twin = (load_recipe(f"{family}/{row}") for family in ("coco", "coco128"))
-    assert full.optim.freeze_encoder == twin.optim.freeze_encoder == ("frozen" in row or "mask" in row)
+@pytest.mark.parametrize("name", [name for name in list_recipes() if name.startswith("coco/")])
+def test_twin_of_a_detector_is_the_same_but_for_its_scale(name):
+    full, twin = load_recipe(name), load_recipe(name.replace("coco/", "coco128/"))
     assert twin.data.image_size < full.data.image_size
-    full, twin = full.model_config(), twin.model_config()
-    assert (full.kind, full.encoder) == (twin.kind, twin.encoder)
-    assert full.kind == "mask_rcnn" or full.head == twin.head
+    if not name.endswith("default"):
+        assert full.optim.freeze_encoder == twin.optim.freeze_encoder
+        full, twin = full.model_config(), twin.model_config()
+        assert (full.kind, full.encoder) == (twin.kind, twin.encoder)
+        assert full.kind == "mask_rcnn" or full.head == twin.head
 
 
 @pytest.mark.parametrize("name", [

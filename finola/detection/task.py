@@ -19,7 +19,6 @@ from finola.drawing import PANEL_IMAGES, to_image
 from finola.training.recipe import OptimSection
 from finola.training.tasks.base import Task
 
-
 COLUMNS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")  # of the paper's tables
 
 

@@ -359,13 +359,16 @@ def _model_section(content: object, where: str) -> ModelSection:
         config = model_config(name)
     except FinolaError as error:
         raise RecipeError(f"{where}: {error}") from None
-    fields = _validated(_fields_of(type(config)), content, where, "model.")
+    fields = _validated(_fields_of(config.kind), content, where, "model.")
     return ModelSection(name=name, overrides={key: getattr(fields, key) for key in content if key != "name"})
 
 
 @cache
-def _fields_of(config: type[ModelConfig]) -> type[BaseModel]:
-    """The fields of a model's configuration with their types, for checking."""
+def _fields_of(kind: str) -> type[BaseModel]:
+    """The fields of a kind's configurations with their types, for checking."""
+    from finola.registry import config_class
+
+    config = config_class(kind)
     hints = typing.get_type_hints(config)
     fields: dict[str, Any] = {f.name: (hints[f.name], None) for f in dataclasses.fields(config)}
     del fields["image_size"]

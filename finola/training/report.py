@@ -84,9 +84,12 @@ def cells(found: dict[str, Any]) -> list[list[str]]:
     metrics = list(dict.fromkeys(metric for row in found["rows"] for metric in row["ours"]))
     head = ["row", *(f"{metric}: {who}" for metric in metrics for who in ("paper", "ours")), "hours", "commit"]
     return [head, *([row["title"], *(cell for metric in metrics for cell in (_paper(row, metric), _cell(row, metric))),
-                     f"{row['hours']:.2f}" if row["hours"] else "-",
-                     ", ".join(commit[:7] + ("-dirty" if commit.endswith("-dirty") else "") for commit in row["commits"])
-                     or "-"] for row in found["rows"])]
+                     f"{row['hours']:.2f}" if row["hours"] else "-", ", ".join(map(_short, row["commits"])) or "-"]
+                    for row in found["rows"])]
+
+
+def _short(commit: str) -> str:
+    return commit[:7] + ("-dirty" if commit.endswith("-dirty") else "")
 
 
 def _paper(row: dict[str, Any], metric: str) -> str:
@@ -136,7 +139,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for (line, column), cell in table.get_celld().items():
         cell.set_edgecolor("0.8")
         ours = lines[0][column].endswith("ours")
-        cell.get_text().set_weight("bold" if line == 0 or ours else "normal")
+        cell.get_text().set_fontweight("bold" if line == 0 or ours else "normal")
     figure.savefig(path, dpi=150)
 
 

@@ -1,8 +1,8 @@
 """A table of the paper, trained: the runs that its rows take, and how far they are.
 
-A row's numbers come from runs one after another: pre-training, then a probe from its weights, say. A run is known by all
-that decides it, its recipe, its seed and the run that it starts from, so that rows and tables that need the same run
-share it. Everything lies in one folder:
+A row's numbers come from runs one after another: pre-training, then a probe from its weights, say. A run is known by
+all that decides it, its recipe, its seed and the run that it starts from, so that rows and tables that need the same
+run share it. Everything lies in one folder:
 
     runs/pocket/lin_w720-5a1c9e02/        the folder of a run (see `finola.training.engine`), and its log beside it
     reproduce.json                        the scale and the data, which cannot change
@@ -98,7 +98,8 @@ class Plan:
         return plan
 
     def _add(self, name: str, seed: int, start: Stage | None) -> Stage:
-        stage = Stage(load_recipe(f"{scale_of(name, self.scale)}/{name}", [*self.overrides, "--seed", str(seed)]), start)
+        recipe = load_recipe(f"{scale_of(name, self.scale)}/{name}", [*self.overrides, "--seed", str(seed)])
+        stage = Stage(recipe, start)
         return self.stages.setdefault(stage.key, stage)
 
     def stages_of(self, row: Row) -> list[Stage]:
@@ -178,7 +179,7 @@ class Reproduction:
         result = self.result(stage)
         if result is None:
             return "stopped" if self.folder(stage).exists() else "waiting"
-        if not result["converged"]:
+        if result["converged"] is False:
             return "diverged"
         return "finished" if result["finished"] else "stopped"
 
@@ -190,7 +191,7 @@ class Reproduction:
                 yield stage
 
     def train(self, *, jobs: int = 1, deadline: float = math.inf,
-              say: Callable[[str], None] = print, changed: Callable[[], None] = lambda: None) -> None:
+              say: Callable[[str], None] = print, changed: Callable[[], object] = lambda: None) -> None:
         """Train what is not done, `jobs` runs at a time, until the monotonic clock is at `deadline`. What ends this
         function ends the runs too, each with a checkpoint.
 

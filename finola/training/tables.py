@@ -7,7 +7,7 @@ Each file of `finola/recipes/` is one table or figure of the paper, or a group o
     base: default                       # the row that rows of this file build on, unless they name another
     metrics: {psnr: {}}                 # what is measured of each row
     rows:
-      autoregression_linear_16:         # the name that users type, as in `finola train imagenet/autoregression_linear_16`
+      autoregression_linear_16:         # what users type: `finola train imagenet/autoregression_linear_16`
         title: (a) linear, 16x16
         model: {autoregression: linear} # sections of a recipe: what differs from `base`
         imagenette: {model: {...}}      # ... and what differs at that scale

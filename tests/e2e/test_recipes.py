@@ -11,6 +11,7 @@ from finola.cli import main as cli
 from finola.training.recipe import list_recipes, load_recipe
 from finola.weights import load_weights
 
+
 @pytest.mark.parametrize("name", list_recipes())
 def test_recipe_loads(name):
     recipe = load_recipe(name)

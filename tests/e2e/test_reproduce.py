@@ -55,7 +55,7 @@ def test_a_row_to_its_end_and_once_more(images, tmp_path):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
 def test_killed_in_mid_run_it_goes_on_where_it_stopped(images, tmp_path):
-    """The run under way writes a checkpoint when its parent is gone, and is resumed; what is finished is not repeated."""
+    """The run under way writes a checkpoint when its parent is gone, and is resumed; what is finished stays."""
     pytest.importorskip("lightning")
     out, words = tmp_path / "out", ["resolution", "--rows", "resolution_64", "resolution_32", *LONG]
     process = start(images, out, *words)

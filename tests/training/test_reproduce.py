@@ -91,10 +91,10 @@ def test_data_are_checked_before_the_first_run(images, tmp_path):
 
 def test_folder_is_for_one_process_one_scale_and_one_set_of_data(images, tmp_path):
     data = Data([str(images / "train")], [str(images / "val")])
-    with opened(tmp_path / "out", "pocket", data):
-        with pytest.raises(RecipeError, match="another finola reproduce works in"), \
-                opened(tmp_path / "out", "pocket", data):
-            pass
+    inner = opened(tmp_path / "out", "pocket", data)
+    with (opened(tmp_path / "out", "pocket", data),
+          pytest.raises(RecipeError, match="another finola reproduce works in"), inner):
+        pass
     with opened(tmp_path / "out", "pocket", data):
         pass
     with pytest.raises(RecipeError, match="is of another scale"), opened(tmp_path / "out", "imagenette", data):

@@ -133,8 +133,10 @@ class ImageModel(nn.Module):
         """
         raise FinolaError(f"start_images: needs a model with start 'shifts', got one of kind {self.config.kind!r}")
 
-    def take_over(self, donor: ImageModel) -> None:
-        """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
+    def take_over(self, donor: ImageModel) -> tuple[str, ...]:
+        """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing.
+        Returns the names of what was copied, for the record."""
+        return ()
 
 
 class ParametersOnMeta(TorchFunctionMode):

@@ -27,7 +27,7 @@ from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
 from finola.models.mobileformer import ENCODER_STRIDE
-from finola.models.pooling import AttentionPool
+from finola.models.pooling import POOLINGS, AttentionPool
 
 VARIANTS = ("block", "element")
 ELEMENT_DIM = 512  # C of the element variant (paper, appendix, table "Comparison between FINOLA and Masked FINOLA")
@@ -102,6 +102,7 @@ class MaskedConfig(ModelConfig):
         decoder_dim, decoder_depth, decoder_heads: channels, blocks and heads of the block variant's transformer.
         norm_pix_loss: each target patch normalised to zero mean and unit variance.
         pool_heads: heads of the element variant's pooling; C / 64 by default.
+        pooling: of the element variant, "positions", or "plain" as the paper prints it (see `finola.models.pooling`).
         gain: scale of the random initial matrices.
     """
 
@@ -121,12 +122,16 @@ class MaskedConfig(ModelConfig):
     decoder_heads: int = 8
     norm_pix_loss: bool = False
     pool_heads: int | None = None
+    pooling: str = "positions"
     gain: float = 0.1
 
     def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
         check_choice("variant", self.variant, VARIANTS)
         check_choice("scheme", self.scheme, SCHEMES)
+        check_choice("pooling", self.pooling, POOLINGS)
+        if self.variant == "block" and self.pooling != "positions":
+            raise FinolaError(f"pooling: got {self.pooling!r}, which only the element variant has; leave it out")
         self._check_grid()
         self._check_widths()
 
@@ -179,7 +184,7 @@ class MaskedFinola(MaskedImageModel):
         width = self.encoder.num_features
         if config.variant == "element":
             dim = config.embed_dim or ELEMENT_DIM
-            self.pool = AttentionPool(width, dim, self.block, config.pool_heads)
+            self.pool = AttentionPool(width, dim, self.block, config.pool_heads, pooling=config.pooling)
             self.decoder = glorot(nn.Linear(dim, 3 * self.patch**2))
         else:
             dim = config.embed_dim or width

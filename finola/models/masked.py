@@ -55,7 +55,7 @@ class MaskedImageModel(ImageModel, ABC):
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean squared error over the masked patches alone."""
-        target = self._patches(x)
+        target = self.patches_of(x)
         if self.norm_pix_loss:
             mean, std = _patch_statistics(target)
             target = (target - mean) / std
@@ -66,13 +66,14 @@ class MaskedImageModel(ImageModel, ABC):
         the prediction in their place. With `norm_pix_loss` a patch's own mean and deviation are put back."""
         patches = patches.float()
         if self.norm_pix_loss:
-            mean, std = _patch_statistics(self._patches(x))
+            mean, std = _patch_statistics(self.patches_of(x))
             patches = patches * std + mean
         masked = mask.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)[:, None]  # (B, 1, S, S)
         prediction = unpatchify(patches) * self.std + self.mean
         return x.masked_fill(masked, GRAY), torch.where(masked, prediction, x)
 
-    def _patches(self, x: Tensor) -> Tensor:
+    def patches_of(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) -> its patches (B, h, w, 3 p p) in ImageNet-normalised pixels."""
         return patchify(self.normalise(x), self.patch)
 
 

@@ -232,7 +232,7 @@ class Simmim(MaskedVit):
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean absolute error over the masked patches, in ImageNet-normalised pixels."""
-        return masked_mean(F.l1_loss(patches.float(), self._patches(x), reduction="none"), mask)
+        return masked_mean(F.l1_loss(patches.float(), self.patches_of(x), reduction="none"), mask)
 
 
 class Moco(ImageModel):

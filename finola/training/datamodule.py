@@ -7,6 +7,7 @@ import shutil
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,7 +24,7 @@ from finola.data import (
     check_same_classes,
     open_data,
 )
-from finola.data.datasets import Dataset, ImageDataset, Subset, require_labels
+from finola.data.datasets import Dataset, ImageDataset, Subset, require_labels, spread
 from finola.data.images import center_square, shorter_side, to_tensor
 from finola.data.loader import Batch, Loader, WorkerLoader
 from finola.data.workers import usable_cores
@@ -35,6 +36,7 @@ from finola.training.features import FeatureLoader, FrozenFeatures
 from finola.training.recipe import Recipe
 
 BANK = 50_000  # training images that k-NN votes with, at most
+EXAMPLES = 256  # images whose mean a finished run is compared with, at most
 
 
 D = TypeVar("D", bound=Dataset)
@@ -77,6 +79,10 @@ class RunData(LightningDataModule, Generic[D]):
         size."""
         raise RecipeError(f"optim.start_images: {self.recipe.model.name} trains on images of different sizes; leave it"
                           " out")
+
+    def examples(self) -> Tensor:
+        """(n, 3, S, S): validation images, or training images where there are none; none of images of many sizes."""
+        return torch.empty(0, 3, 1, 1)
 
     def neighbours_accuracy(self, model: ImageModel) -> float | None:
         """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images; None where it
@@ -144,6 +150,15 @@ class Images(RunData[ImageDataset]):
         size, count = self.recipe.data.image_size, min(count, len(self.train))
         images = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
         return torch.stack([to_tensor(center_square(p, size)) for p in images])
+
+    def examples(self) -> Tensor:
+        """See `RunData`: centre squares of up to 256 images, spread evenly, those left out that cannot be decoded."""
+        dataset = self.val if self.val is not None else self.train
+        size, squares = self.recipe.data.image_size, []
+        for index in spread(len(dataset), EXAMPLES).tolist():
+            with suppress(DataError):
+                squares.append(to_tensor(center_square(dataset.load(index), size, self._crop_pct)))
+        return torch.stack(squares) if squares else super().examples()
 
     def train_dataloader(self) -> Loader:
         section, batches = self.recipe.data, self._batches(train=True)

@@ -39,6 +39,7 @@ from finola.files import atomic_write, check_folder
 from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
 from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
+from finola.training.convergence import all_finite, why_not_converged
 from finola.training.datamodule import RunData
 from finola.training.recipe import Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
@@ -115,22 +116,31 @@ def fit(
     for harmless in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", harmless)
 
-    outcome: dict[str, Any] = {"finished": True, "converged": True}
     try:
         if checkpoint and checkpoint["global_step"] >= images.total_steps:
             _restore_finished(task, speed, checkpoint)
-            outcome["step"] = checkpoint["global_step"]
+            finished, step = True, checkpoint["global_step"]
         else:
             _run(trainer, task, images, checkpoints.path if checkpoint else None)
-            outcome |= {"finished": not checkpoints.out_of_time, "step": trainer.global_step}
+            finished, step = not checkpoints.out_of_time, trainer.global_step
     except NonFiniteLoss as error:
         names = [images.train.name(index) for index in error.indices]
-        outcome = {"finished": False, "converged": False, "step": error.step, "failed_batch": names}
+        reason = f"the training loss is not finite at step {error.step}"
+        outcome = {"finished": False, "converged": False, "reason": reason, "step": error.step, "failed_batch": names}
         _write_results(recipe, task, images, trainer, speed, out, outcome)
         raise
+    outcome = {"finished": finished, **_judged(finished, task, images, trainer), "step": step}
     result = _write_results(recipe, task, images, trainer, speed, out, outcome)
     _announce_end(result, out)
     return result
+
+
+def _judged(finished: bool, task: Task, images: RunData, trainer: Trainer) -> dict[str, Any]:
+    """What the result says of convergence: null before the end of the run (and in all processes but the first)."""
+    if not finished or not trainer.is_global_zero:
+        return {"converged": None}
+    reason = why_not_converged(task, images)
+    return {"converged": True} if reason is None else {"converged": False, "reason": reason}
 
 
 def _model_config(recipe: Recipe, images: RunData, num_classes: int | None) -> ModelConfig:
@@ -273,6 +283,8 @@ def _announce_end(result: dict[str, Any], out: Path) -> None:
     missing = ", not yet validated" if result["images"]["val"] else ""
     score = f", validation: {', '.join(scores)}" if scores else missing
     state = "finished" if result["finished"] else "stopped by max_time, --resume continues"
+    if result["converged"] is False:
+        state = f"finished, but did not converge ({result['reason']})"
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
@@ -326,12 +338,13 @@ def _last_scores(task: Task) -> dict[str, float | None]:
 
 
 def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
-    if result["converged"]:
+    if "failed_batch" not in result and all_finite(task.model.state_dict()):
         model = task.model.config.build()  # with plain batch norm
         model.load_state_dict(task.model.state_dict())
         scores = [name for name in result if name.startswith("val_")]
-        kept = ("recipe", "step", "total_steps", *scores, "hardware", "torch", "commit")
-        save_weights(model, out / "weights.safetensors", {key: json.dumps(result[key]) for key in kept})
+        kept = ("recipe", "converged", "reason", "step", "total_steps", *scores, "hardware", "torch", "commit")
+        metadata = {key: json.dumps(result[key]) for key in kept if key in result}
+        save_weights(model, out / "weights.safetensors", metadata)
     panels = sorted((out / "panels").glob("*.png"))
     if panels:
         with atomic_write(out / "panel.png") as path:

@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
 
 def run(args: argparse.Namespace, check: Check | None = None, weights: str | None = None) -> None:
     """`weights` says which weights the command needs; None where it can do without."""
-    from finola.training.recipe import load_recipe
+    from finola.training.origin import load_own
 
     if args.list:
         _list(check)
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace, check: Check | None = None, weights: str | Non
         args.overrides += ["--trainer.max_time", str(_minutes(args.max_time))]
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
-    recipe = load_recipe(args.recipe, args.overrides)
+    recipe = load_own(args.recipe, args.overrides)
     if args.print_recipe:
         print(recipe.as_yaml(), end="")
         return

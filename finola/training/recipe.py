@@ -162,7 +162,8 @@ class TrainerSection:
 @dataclass(frozen=True)
 class PaperSection:
     """Where the paper has this run, and its validation PSNR in dB, its top-1 accuracy, box AP or mask AP in percent;
-    null where the paper gives no number."""
+    null where the paper gives no number. `after`: the row whose weights the run must start from for these to be its
+    own; a result of a run from other weights, or with another model, other data or another optim, leaves all out."""
 
     table: str | None = None
     row: str | None = None
@@ -170,6 +171,7 @@ class PaperSection:
     top1: float | None = None
     box_ap: float | None = None
     mask_ap: float | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def fit(
         task.model = cast(ImageModel, synchronise_batch_norm(task.model, trainer.strategy.root_device))
     recipe = with_figures_after(recipe, origin["weights"])
     _open_folder(out, recipe, origin)
-    _announce(recipe, images, task, trainer, out, checkpoint)
+    _announce(recipe, images, task, trainer, out, origin, checkpoint)
     for harmless in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", harmless)
 
@@ -286,9 +286,11 @@ def _short(value: object) -> str:
 
 @rank_zero_only
 def _announce(recipe: Recipe, images: RunData, task: Task, trainer: Trainer, out: Path,
-              checkpoint: dict[str, Any] | None) -> None:
+              origin: dict[str, Any], checkpoint: dict[str, Any] | None) -> None:
     parameters = sum(p.numel() for p in task.model.parameters()) / 1e6
     begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
+    if not checkpoint and (weights := origin["weights"]):
+        begin = f"{weights['file']} ({weights['part']})"
     print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
           f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
           f" {trainer.world_size} x {device_name(trainer.strategy.root_device)};"

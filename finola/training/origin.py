@@ -67,8 +67,9 @@ def load_own(name_or_path: str | Path, overrides: list[str]) -> Recipe:
 
 def with_figures_after(recipe: Recipe, weights: dict[str, Any] | str | None) -> Recipe:
     """The recipe, without the paper's row and figures where these hold after another run than that of the weights it
-    started from (paper.after)."""
-    made_by = (weights.get("recipe") if isinstance(weights, dict) else None) or ""
-    if recipe.paper.after in (None, made_by, made_by.rpartition("/")[2]):
+    started from: `paper.after` is the row of that run, at the scale of this one unless it names another."""
+    made_by = weights.get("recipe") if isinstance(weights, dict) else None
+    after, scale = recipe.paper.after, recipe.name.rpartition("/")[0]
+    if after is None or made_by in (after, f"{scale}/{after}"):
         return recipe
     return replace(recipe, paper=PaperSection())

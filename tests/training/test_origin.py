@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -182,12 +183,16 @@ def test_another_run_than_the_row_has_none_of_its_figures(overrides, kept, row):
     assert (paper.psnr, paper.row) == ((25.8, "R") if kept else (None, None))
 
 
-@pytest.mark.parametrize(("weights", "kept"), [
-    ({"recipe": "start"}, True), ({"recipe": "imagenet/start"}, True), ({"recipe": "imagenet/restart"}, False),
-    ({"recipe": None}, False), (None, False), ("unknown", False),
+@pytest.mark.parametrize(("after", "weights", "kept"), [
+    ("start", {"recipe": "start"}, True), ("start", {"recipe": "imagenet/start"}, True),
+    ("start", {"recipe": "imagenette/start"}, False), ("imagenette/start", {"recipe": "imagenette/start"}, True),
+    ("start", {"recipe": "imagenet/restart"}, False), ("start", {"recipe": None}, False), ("start", None, False),
+    ("start", "unknown", False), (None, None, True), (None, {"recipe": "imagenet/restart"}, True),
 ])
-def test_figures_that_hold_after_certain_weights(weights, kept, row):
-    assert (with_figures_after(load_recipe(row), weights).paper.psnr is not None) == kept
+def test_figures_that_hold_after_certain_weights(after, weights, kept, row):
+    recipe = load_recipe(row)
+    recipe = replace(recipe, name="imagenet/row", paper=replace(recipe.paper, after=after))
+    assert (with_figures_after(recipe, weights).paper.psnr is not None) == kept
 
 
 def test_the_command_leaves_the_figures_out_of_the_result(row, images, tmp_path):

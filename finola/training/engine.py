@@ -51,7 +51,7 @@ from finola.weights import save_weights
 # what a resumed run may change: batches and weights stay the same (the number of processes is compared too)
 FREE_KEYS = {
     "paper.table", "paper.row", "paper.psnr", "paper.top1", "paper.box_ap", "paper.mask_ap", "paper.after",
-    "data.num_workers", "weights.file", "weights.recipe", "weights.part", "files.val",
+    "data.num_workers", "weights.file", "weights.recipe", "weights.row", "weights.part", "files.val",
     *(f"files.{split}.{key}" for split in ("train", "val") for key in ("paths", "files")),
     "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.checkpoint_steps",
     "trainer.checkpoint_minutes", "trainer.val_every", "trainer.panel_every", "trainer.knn_every", "trainer.max_time",
@@ -366,6 +366,7 @@ def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
         kept = ("recipe", "converged", "reason", "step", "total_steps", *scores, "hardware", "torch", "commit",
                 "weights", "files")
         metadata = {key: json.dumps(result[key]) for key in kept if key in result}
+        metadata["paper"] = json.dumps(result["settings"]["paper"])
         save_weights(model, out / "weights.safetensors", metadata)
     panels = sorted((out / "panels").glob("*.png"))
     if panels:

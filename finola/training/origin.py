@@ -1,7 +1,8 @@
 """Where a run comes from: the weights it started from, the files of its images, and which of the paper's figures are
 its own. It stands in recipe.yaml, in the checkpoint's identity, in result.json and in the metadata of the weights:
 
-    weights: {file, sha256, recipe, part} of the weights file, or null; `recipe` made it, `part` is what was taken
+    weights: {file, sha256, recipe, row, part} of the weights file, or null; `recipe` made it, as the paper's row if
+             `row` is true; `part` is what was taken
     files:   {train, val}: {paths, files, sha256} of the images, or null; see `finola.data.fingerprint`
 """
 
@@ -25,17 +26,17 @@ SAME_RUN = ("data.num_workers", "data.resident", "data.resident_size")  # keys t
 
 def origin_of_weights(path: str | Path, part: str | None = None) -> dict[str, Any]:
     """The record of a weights file, `part` of which was taken. WeightsError where it cannot be read."""
-    recipe = read_metadata(path).get("recipe")
-    return {"file": str(path), "sha256": weights_hash(path), "recipe": _plain(recipe), "part": part}
+    recipe, paper = (_parsed(read_metadata(path).get(key)) for key in ("recipe", "paper"))
+    return {"file": str(path), "sha256": weights_hash(path), "recipe": recipe if isinstance(recipe, str) else None,
+            "row": isinstance(paper, dict) and paper.get("table") is not None, "part": part}
 
 
-def _plain(text: str | None) -> str | None:
+def _parsed(text: str | None) -> Any:
     """A run writes its metadata as JSON; other programs as they like."""
     try:
-        value = json.loads(text) if text is not None else None
+        return json.loads(text) if text is not None else None
     except json.JSONDecodeError:
-        value = text
-    return value if isinstance(value, str) else None
+        return text
 
 
 def origin_of_data(words: Sequence[str | Path] | None, dataset: Dataset | None) -> dict[str, Any] | None:
@@ -67,9 +68,10 @@ def load_own(name_or_path: str | Path, overrides: list[str]) -> Recipe:
 
 def with_figures_after(recipe: Recipe, weights: dict[str, Any] | str | None) -> Recipe:
     """The recipe, without the paper's row and figures where these hold after another run than that of the weights it
-    started from: `paper.after` is the row of that run, at the scale of this one unless it names another."""
-    made_by = weights.get("recipe") if isinstance(weights, dict) else None
+    started from: `paper.after` is the row of that run, at the scale of this one unless it names another. A run that is
+    not its row in this sense does not count as that row for the next one."""
     after, scale = recipe.paper.after, recipe.name.rpartition("/")[0]
-    if after is None or made_by in (after, f"{scale}/{after}"):
+    if after is None:
         return recipe
-    return replace(recipe, paper=PaperSection())
+    own = isinstance(weights, dict) and weights.get("row") and weights["recipe"] in (after, f"{scale}/{after}")
+    return recipe if own else replace(recipe, paper=PaperSection())

@@ -50,7 +50,7 @@ def run(finished, tmp_path):
 def test_the_record_is_the_same_in_all_places(finished, images, weights):
     result = json.loads((finished / "result.json").read_text())
     assert result["weights"] == {"file": str(weights), "sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
-                                 "recipe": None, "part": "whole model"}
+                                 "recipe": None, "row": False, "part": "whole model"}
     for split, count in (("train", 12), ("val", 4)):
         record = result["files"][split]
         assert record["paths"] == [str(images / split)] and record["files"] == count and len(record["sha256"]) == 64
@@ -192,7 +192,26 @@ def test_another_run_than_the_row_has_none_of_its_figures(overrides, kept, row):
 def test_figures_that_hold_after_certain_weights(after, weights, kept, row):
     recipe = load_recipe(row)
     recipe = replace(recipe, name="imagenet/row", paper=replace(recipe.paper, after=after))
+    weights = weights | {"row": True} if isinstance(weights, dict) else weights
     assert (with_figures_after(recipe, weights).paper.psnr is not None) == kept
+    if after is not None and kept:
+        assert with_figures_after(recipe, weights | {"row": False}).paper.psnr is None
+
+
+def test_figures_along_a_chain(recipe_file, images, tmp_path):
+    """They last as long as each run is its row: `second` after `first`, but not after a changed `first`."""
+    text = recipe_file.read_text()
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text(text + "paper: {table: T, row: first}\n")
+    second.write_text(text + "paper: {table: T, row: second, psnr: 20, after: first}\n")
+    words = ["--data", str(images / "train"), "--trainer.val_every", "2"]
+    for name, overrides, figure in (("as_it_is", [], 20), ("changed", ["--optim.clip_grad", "1"], None)):
+        start, end = tmp_path / name, tmp_path / f"{name}_then"
+        assert main(["train", str(first), *words, "--out", str(start), *overrides]) == 0
+        weights = str(start / "weights.safetensors")
+        assert main(["train", str(second), *words, "--out", str(end), "--weights", weights]) == 0
+        result = json.loads((end / "result.json").read_text())
+        assert result["weights"]["recipe"] == "first" and result["settings"]["paper"]["psnr"] == figure
 
 
 def test_the_command_leaves_the_figures_out_of_the_result(row, images, tmp_path):

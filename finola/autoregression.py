@@ -210,7 +210,7 @@ class Finola(nn.Module):
             matrix = nn.init.normal_(torch.empty(dim, dim), std=gain / dim**0.5)
             setattr(self, direction, nn.Parameter(matrix))
         if norm == "batch":
-            self.norms = nn.ModuleDict({d: _LineBatchNorm(dim, affine=False) for d in self.directions})
+            self.norms = nn.ModuleDict({d: nn.BatchNorm1d(dim, affine=False) for d in self.directions})
 
     def matrices(self) -> dict[str, Tensor]:
         """Each direction's (C, C) matrix, all views of one stack: where a call does not use a matrix, its gradient
@@ -229,7 +229,8 @@ class Finola(nn.Module):
             return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm)
         origin = resolve_origin(origin, size)
         weights = _checked(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
-        return autoregress_lines(q, size, weights, {d: self.norms[d] for d in weights}, origin, self.path)
+        norms = {d: _over_lines(self.norms[d]) for d in weights}
+        return autoregress_lines(q, size, weights, norms, origin, self.path)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, size={self.size}, origin={self.origin!r}, path={self.path!r}, norm={self.norm!r}"
@@ -249,11 +250,10 @@ class Repetition(nn.Module):
         return z.contiguous(memory_format=torch.channels_last)
 
 
-class _LineBatchNorm(nn.BatchNorm1d):
-    """BatchNorm over every dimension but the last: (..., C) -> (..., C)."""
-
-    def forward(self, z: Tensor) -> Tensor:
-        return super().forward(z.reshape(-1, z.shape[-1])).view_as(z)
+def _over_lines(norm: nn.Module) -> Norm:
+    """A batch norm of (N, C), over every dimension but the last: (..., C) -> (..., C). The module itself stays one of
+    torch's, which is exchanged for one over all processes where there are several."""
+    return lambda z: norm(z.reshape(-1, z.shape[-1])).view_as(z)
 
 
 def _checked(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> dict[str, Tensor]:

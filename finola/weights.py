@@ -76,6 +76,17 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                            "export one with finola.save_weights") from error
 
 
+def read_metadata(path: str | Path) -> dict[str, str]:
+    """The metadata alone of a safetensors file; WeightsError where it cannot be read."""
+    if not Path(path).is_file():
+        raise WeightsError(f"{path}: no such file")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except (safetensors.SafetensorError, struct.error, UnicodeDecodeError) as error:
+        raise WeightsError(f"{path}: not a whole safetensors file ({error})") from error
+
+
 def load_state(model: nn.Module, tensors: Mapping[str, Tensor], source: str | Path) -> None:
     """Load tensors into a model strictly; every fault is named. Prefixes of torch.compile and DDP are removed."""
     model.load_state_dict(check_state(model, tensors, source))

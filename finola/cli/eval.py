@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.options import Subparsers, add_reading, open_device, open_limited, weights_identity
+from finola.cli.options import Subparsers, add_crop_pct, add_reading, open_device, open_limited, weights_identity
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ What is measured follows from the weights:
   masked, mae, simmim  PSNR of the masked region and of the whole image; the masks depend on --batch-size
   any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
 
-Preprocessing: shorter side resized to the model's size, centre square. PSNR: each image clamped to [0, 1],
+Preprocessing: shorter side resized to the model's size over --crop-pct, centre square; 0.875 for classifiers and
+--knn (224 px: to 256), 1 for all others. PSNR: each image clamped to [0, 1],
 peak 1, mean over RGB pixels, then over images; "pooled" takes the mean squared error of all images first,
 "8-bit" rounds the reconstruction. An image that cannot be decoded stops the evaluation with exit code 3."""
 
@@ -55,6 +56,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         "--panel", metavar="FILE", help="write a panel: some images and what became of them, or the confusion matrix"
     )
     parser.add_argument("--out", metavar="FILE", help="write the result as JSON")
+    add_crop_pct(parser)
     add_reading(parser)
     return parser
 
@@ -62,6 +64,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     from finola.cli.measures import choose
     from finola.files import atomic_write, check_folder
+    from finola.models.base import CLASSES_CROP_PCT
 
     for option, file in (("--out", args.out), ("--panel", args.panel)):
         if file:
@@ -71,6 +74,7 @@ def run(args: argparse.Namespace) -> None:
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
     path, model = _open(args.model, device)
     measure = choose(args, model.config)
+    args.crop_pct = args.crop_pct or (CLASSES_CROP_PCT if args.knn else model.config.crop_pct)
     dataset = open_limited(args.data, args.limit)
     measured = measure(args, model, dataset, progress)
     result = _result(args, path, model, len(dataset), measured.fields)
@@ -111,16 +115,20 @@ def _result(args: argparse.Namespace, path: Path, model: ImageModel, images: int
             "size": model.config.image_size,
             "shorter_side": f"antialiased {args.resample}",
             "crop": "centre",
+            "crop_pct": args.crop_pct,
         },
         **fields,
     })
 
 
 def _print_table(result: dict, measured: Measured) -> None:
+    from finola.data.images import shorter_side
+
     preprocessing = result["preprocessing"]
+    size = preprocessing["size"]
     print(
         f"{result['weights']}: {result['images']} images of {', '.join(result['data'])}; shorter side to "
-        f"{preprocessing['size']} px by {preprocessing['shorter_side']}, centre square"
+        f"{shorter_side(size, preprocessing['crop_pct'])} px by {preprocessing['shorter_side']}, centre {size}x{size}"
     )
     print(*measured.table, sep="\n")
     print(f"{measured.note}, on {result['hardware']}")

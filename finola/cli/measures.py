@@ -170,6 +170,7 @@ def squares(
         batch_size=args.batch_size,
         workers=args.workers,
         device=next(model.parameters()).device,
+        crop_pct=getattr(args, "crop_pct", 1.0),  # `finola inspect` has no such option
         resample=args.resample,
     )
     total = -(-len(dataset) // args.batch_size)

@@ -58,6 +58,12 @@ def add_resample(parser: argparse.ArgumentParser) -> None:
                         help="how images are resized (%(default)s)")
 
 
+def add_crop_pct(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--crop-pct", type=share, metavar="P",
+                        help="the centre crop's share of the resized shorter side (default: 0.875 where classes are"
+                             " told, otherwise 1)")
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=natural, default=usable_cores(), metavar="N",
                         help="processes that decode; 0 for none (%(default)s)")
@@ -81,6 +87,17 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """An integer of at least 0, for argparse."""
     return _at_least(0, text)
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0, at most 1")
+    return value
 
 
 def _at_least(least: int, text: str) -> int:

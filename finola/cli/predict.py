@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import Subparsers, add_device, open_weights, positive
+from finola.cli.options import Subparsers, add_crop_pct, add_device, open_weights, positive
 from finola.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,9 +22,10 @@ EXAMPLE = """examples:
   finola predict photo.jpg --weights runs/mine/weights.safetensors
   finola predict holidays "scans/*.tif" --weights W --top 3 --out charts
 
-The shorter side of each image is resized to the model's size, and the centre square is classified. The charts
-are PNG files named after the images: the image, and a bar for each class. An image that cannot be decoded is
-reported and left out; the exit code is then 3. `finola probe` and `finola finetune` make classifiers."""
+The shorter side of each image is resized to the model's size over --crop-pct (224 px: to 256), and the centre
+square of the model's size is classified, as in `finola eval`. The charts are PNG files named after the images:
+the image, and a bar for each class. An image that cannot be decoded is reported and left out; the exit code is
+then 3. `finola probe` and `finola finetune` make classifiers."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--weights", required=True, metavar="FILE", help="a classifier's weights file")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each image (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="write a chart for each image; made if need be")
+    add_crop_pct(parser)
     parser.add_argument("--batch-size", type=positive, default=16, metavar="N", help="images at once (%(default)s)")
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print a report for machines, no progress bar")
@@ -69,7 +71,7 @@ def _predict_all(
     with tqdm(total=len(paths), unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
         for first in range(0, len(paths), args.batch_size):
             batch = paths[first : first + args.batch_size]
-            squares = _load_squares(batch, model.config.image_size, faults)
+            squares = _load_squares(batch, model.config.image_size, args.crop_pct or model.config.crop_pct, faults)
             if squares:
                 predicted = predict_squares(model, torch.stack(list(squares.values())), args.top)
                 results += [_report(args, path, best, charts) for path, best in zip(squares, predicted, strict=True)]
@@ -77,7 +79,7 @@ def _predict_all(
     return results
 
 
-def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict[Path, Tensor]:
+def _load_squares(paths: list[Path], size: int, crop_pct: float, faults: list[str]) -> dict[Path, Tensor]:
     """The squares of the images that can be decoded; of the others, what is wrong is printed and put in `faults`."""
     from tqdm import tqdm
 
@@ -86,7 +88,7 @@ def _load_squares(paths: list[Path], size: int, faults: list[str]) -> dict[Path,
     squares = {}
     for path in paths:
         try:
-            squares[path] = load_square(path, size)
+            squares[path] = load_square(path, size, crop_pct)
         except DataError as error:
             faults.append(str(error))
             tqdm.write(f"failed: {error}", file=sys.stderr)

@@ -90,8 +90,7 @@ def _reproduce(args: argparse.Namespace, table: Table) -> None:
     data = Data(args.data, args.val, args.coco, args.coco_val)
     plan = Plan.of(choose(table, args.rows), args.scale, args.seeds, args.overrides)
     reproduction = Reproduction(plan, data, Path(args.out))
-    reproduction.check_data()
-    with opened(reproduction.out, args.scale, data):
+    with opened(reproduction.out, args.scale, reproduction.check_data()):
         _announce(table, reproduction)
         try:
             reproduction.train(jobs=args.jobs, deadline=deadline, say=_say, changed=lambda: _write(table, reproduction))

@@ -124,7 +124,7 @@ def or_else(scales: Sequence[str]) -> str:
 
 def _header(recipe: Recipe) -> str:
     """Comments: the run's title, its command, and what the paper measures of it."""
-    from finola.training.tables import image_scale, runs, scale_of, start
+    from finola.training.tables import figures, image_scale, runs, scale_of, start
 
     scale, _, name = recipe.name.partition("/")
     if name not in runs():
@@ -135,7 +135,7 @@ def _header(recipe: Recipe) -> str:
         command += f" --weights runs/{scale_of(before[-1], image_scale(scale))}/{before[-1]}/weights.safetensors"
     lines = [f"{run.title} ({run.table.title})", command]
     lines += [f"paper, {figure.table}, {figure.row}: {figure.metric} {figure.value}"
-              + (f" after {' > '.join(figure.runs[:-1])}" if figure.runs[:-1] else "") for figure in recipe.figures]
+              + (f" after {' > '.join(figure.runs[:-1])}" if figure.runs[:-1] else "") for figure in (figures(recipe.name) if recipe.shipped else ())]
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from PIL import Image
 
+from finola.data.fingerprint import named_sizes
 from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
 
@@ -34,6 +36,10 @@ class Dataset(Protocol):
 
     def name(self, index: int) -> str:
         """What messages call an image."""
+        ...
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        """Name and bytes of each file that it is read from, in a fixed order (see `finola.data.fingerprint`)."""
         ...
 
 
@@ -93,6 +99,9 @@ class ImageFolder:
     def name(self, index: int) -> str:
         return self.paths[index]
 
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        return named_sizes(self.root, self.paths)
+
     def _check_no_empty_class(self) -> None:
         counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.classes))
         empty = [name for name, count in zip(self.classes, counts, strict=True) if count == 0]
@@ -123,6 +132,9 @@ class Concat:
     def name(self, index: int) -> str:
         data, local = self._find(index)
         return data.name(local)
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        return chain.from_iterable(data.file_sizes() for data in self.datasets)
 
     def _relabel(self, data: ImageDataset) -> np.ndarray:
         table = np.array([self.classes.index(name) for name in data.classes] + [-1], dtype=np.int64)
@@ -184,6 +196,10 @@ class Subset:
 
     def name(self, index: int) -> str:
         return self.dataset.name(int(self.indices[index]))
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        """Those of the whole data set."""
+        return self.dataset.file_sizes()
 
 
 def spread(length: int, count: int) -> np.ndarray:

@@ -128,6 +128,26 @@ def center_crop(image: Image.Image, size: int) -> Image.Image:
     return image.crop((x, y, x + size, y + size))
 
 
+def shorter_side(size: int, crop_pct: float) -> int:
+    """What an image's shorter side is resized to, in pixels, before its centre `size` x `size` is taken.
+
+    Args:
+        crop_pct: the share of the resized shorter side that the crop keeps, named as in timm: 0.875 makes 256 of 224,
+            rounded down as there.
+
+    Raises:
+        RecipeError: a share outside 0 < crop_pct <= 1.
+    """
+    if not 0 < crop_pct <= 1:
+        raise RecipeError(f"crop_pct: got {crop_pct}, expected 0 < crop_pct <= 1")
+    return int(size / crop_pct)
+
+
+def center_square(image: Image.Image, size: int, crop_pct: float = 1.0, resample: str = "bicubic") -> Image.Image:
+    """The shorter side resized to `shorter_side(size, crop_pct)`, and of that the centre `size` x `size`."""
+    return center_crop(resize_shorter(image, shorter_side(size, crop_pct), resample), size)
+
+
 def cut_long(image: Image.Image, longest: int) -> Image.Image:
     """The centre of an image, each side of which becomes `longest` at most."""
     width, height = min(image.width, longest), min(image.height, longest)
@@ -178,12 +198,12 @@ def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
     return to_rgb(ImageOps.exif_transpose(image))
 
 
-def fit(image: Image.Image, size: int) -> Image.Image:
-    """Shorter side resized to `size` (antialiased bicubic), then the centre square, as in `finola eval`."""
-    image = cut_long(image, LONGEST_FITTED * min(image.size))
-    return center_crop(resize_shorter(image, size), size)
+def fit(image: Image.Image, size: int, crop_pct: float = 1.0) -> Image.Image:
+    """`center_square` of an image of any shape, in bounded memory; as in `finola eval`."""
+    return center_square(cut_long(image, LONGEST_FITTED * min(image.size)), size, crop_pct)
 
 
-def load_square(image: Image.Image | str | Path, size: int) -> Tensor:
-    """The centre square of a photograph, (3, size, size) in [0, 1]; DataError where it cannot be decoded."""
-    return to_tensor(fit(upright_rgb(image), size))
+def load_square(image: Image.Image | str | Path, size: int, crop_pct: float = 1.0) -> Tensor:
+    """The centre square of a photograph, (3, size, size) in [0, 1]; see `shorter_side` for `crop_pct`. DataError where
+    it cannot be decoded."""
+    return to_tensor(fit(upright_rgb(image), size, crop_pct))

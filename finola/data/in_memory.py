@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from finola.data.crops import DEFAULT_AUGMENT, Augment, Crops, policy_seeds, random_crops
 from finola.data.datasets import ImageDataset
-from finola.data.images import cut_long, resize_shorter, to_tensor, to_uint8
+from finola.data.images import cut_long, resize_shorter, shorter_side, to_tensor, to_uint8
 from finola.data.loader import Batch, Batches, BatchOrder, Loader
 from finola.data.policies import get_policy
 from finola.data.workers import threads, usable_cores
@@ -38,8 +38,8 @@ class ResidentImages:
 
     Args:
         dataset: a data set of `finola.data`.
-        size: the stored shorter side in pixels. For evaluation exactly the model's image size; for training a
-            little more, since a crop keeps only part of the image.
+        size: the stored shorter side in pixels. For evaluation exactly `shorter_side(image_size, crop_pct)`; for
+            training a little more than the model's image size, since a crop keeps only part of the image.
         skip_bad: leave out images that cannot be decoded, with a warning for each, instead of raising.
         resample: "bilinear" or "bicubic" (see `resize_shorter`).
         draft: let much larger JPEGs be decoded at reduced scale: several times faster, but it changes pixels
@@ -102,7 +102,7 @@ class ResidentLoader(Loader):
     """The same batches as `build_loader`, from `ResidentImages`; the tensors are on their device.
 
     Training draws the same crops as there, relative to the stored image. Evaluation takes the centre crop
-    of images stored at exactly `image_size`.
+    of images stored at exactly `shorter_side(image_size, crop_pct)`.
 
     The policy of `augment` works on 8-bit crops on the CPU, one after the other: it draws from the process's global
     generators, so threads cannot share the work. `build_loader` has worker processes for it.
@@ -112,12 +112,14 @@ class ResidentLoader(Loader):
     """
 
     def __init__(
-        self, images: ResidentImages, batches: Batches, *, image_size: int, augment: Augment = DEFAULT_AUGMENT
+        self, images: ResidentImages, batches: Batches, *, image_size: int, augment: Augment = DEFAULT_AUGMENT,
+        crop_pct: float = 1.0,
     ):
-        if not batches.train and images.size != image_size:
+        needed = shorter_side(image_size, crop_pct)
+        if not batches.train and images.size != needed:
             raise RecipeError(
                 f"cannot evaluate at {image_size} px images stored at {images.size} px; "
-                f"make ResidentImages with size={image_size}"
+                f"make ResidentImages with size={needed}"
             )
         super().__init__(BatchOrder(len(images), batches))
         self.images, self.image_size = images, image_size

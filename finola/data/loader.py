@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from finola.data.crops import DEFAULT_AUGMENT, Augment, apply_crop, epoch_order, policy_seeds, random_crops
 from finola.data.datasets import ImageDataset
-from finola.data.images import center_crop, resize_shorter, to_uint8
+from finola.data.images import center_square, shorter_side, to_uint8
 from finola.data.policies import get_policy
 from finola.errors import DataError, RecipeError
 
@@ -217,6 +217,7 @@ def build_loader(
     *,
     image_size: int,
     augment: Augment = DEFAULT_AUGMENT,
+    crop_pct: float = 1.0,
     resample: str = "bicubic",
     num_workers: int = 0,
     device: torch.device | str = "cpu",
@@ -227,19 +228,21 @@ def build_loader(
 
     Training: shuffled, crops (antialiased bicubic) as `augment` says; an image that cannot be decoded is left out of
     its batch, counted in `loader.skipped` and reported with a warning.
-    Evaluation: in order, shorter side resized to `image_size`, centre crop; an image that cannot be decoded raises
-    DataError.
+    Evaluation: in order, shorter side resized to `image_size` / `crop_pct`, centre crop; an image that cannot be
+    decoded raises DataError.
 
     Args:
         augment: of training; with two or more views, "image" is (B, views, 3, S, S).
+        crop_pct: of evaluation, the share of the resized shorter side that the centre crop keeps (see `shorter_side`).
         resample: of evaluation, "bilinear" or "bicubic" (see `resize_shorter`); PSNR depends on it.
         device: where the batches go; they travel as 8-bit numbers, a quarter of the bytes.
 
     Raises:
         DataError: not one batch.
+        RecipeError: a `crop_pct` outside 0 < crop_pct <= 1.
     """
-    order = BatchOrder(len(dataset), batches)
-    samples = _Samples(dataset, image_size, batches.seed, augment if batches.train else None, resample)
+    order, _ = BatchOrder(len(dataset), batches), shorter_side(image_size, crop_pct)  # checked here, not in a worker
+    samples = _Samples(dataset, image_size, batches.seed, augment if batches.train else None, crop_pct, resample)
     return WorkerLoader(samples, order, collate=_stack, num_workers=num_workers, device=device)
 
 
@@ -264,10 +267,11 @@ class _Samples(Dataset[Any]):
     The image is (3, S, S), with several views (V, 3, S, S)."""
 
     def __init__(
-        self, dataset: ImageDataset, image_size: int, seed: int, augment: Augment | None, resample: str
+        self, dataset: ImageDataset, image_size: int, seed: int, augment: Augment | None, crop_pct: float,
+        resample: str,
     ):
         self.dataset, self.image_size = dataset, image_size
-        self.seed, self.augment, self.resample = seed, augment, resample
+        self.seed, self.augment, self.crop_pct, self.resample = seed, augment, crop_pct, resample
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -279,8 +283,7 @@ class _Samples(Dataset[Any]):
         except DataError as error:
             return str(error)
         if self.augment is None:
-            image = center_crop(resize_shorter(image, self.image_size, self.resample), self.image_size)
-            pixels = to_uint8(image)
+            pixels = to_uint8(center_square(image, self.image_size, self.crop_pct, self.resample))
         else:
             views = [self._view(image, self.augment, epoch, index, view) for view in range(self.augment.views)]
             pixels = torch.stack(views) if len(views) > 1 else views[0]
@@ -324,16 +327,17 @@ def read_squares(
     batch_size: int,
     workers: int,
     device: torch.device | str = "cpu",
+    crop_pct: float = 1.0,
     resample: str = "bicubic",
 ) -> Iterator[Batch]:
-    """Batches of centre squares of all images, in order.
+    """Batches of centre squares of all images, in order; `crop_pct` and `resample` as in `build_loader`.
 
     Raises:
         DataError: images that cannot be decoded; all of them are counted, the first ones named.
     """
     batches = Batches(batch_size, train=False)
     loader = build_loader(
-        dataset, batches, image_size=size, resample=resample, num_workers=workers, device=device)
+        dataset, batches, image_size=size, crop_pct=crop_pct, resample=resample, num_workers=workers, device=device)
     try:
         yield from loader
     except DataError as first:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from finola.data.datasets import Concat, ImageFolder
+from finola.data.fingerprint import named_sizes
 from finola.data.images import SUFFIXES, decode_image
 from finola.errors import DataError
 
@@ -60,6 +61,10 @@ class Shards:
 
     def name(self, index: int) -> str:
         return f"{self.files[self._file[index]]}, byte {self._offset[index]}"
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        """Those of the tar files."""
+        return named_sizes(self.root if self.root.is_dir() else self.root.parent, self.files)
 
     def _scan(self) -> tuple[np.ndarray, list[str]]:
         rows, texts = [], []

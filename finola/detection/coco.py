@@ -11,7 +11,8 @@ import math
 import os
 import pickle
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from finola.data.datasets import spread
+from finola.data.fingerprint import named_sizes
 from finola.data.images import MAX_PIXELS, decode_image
 from finola.errors import DataError, RecipeError
 
@@ -78,6 +80,12 @@ class CocoDetection:
 
     def name(self, index: int) -> str:
         return os.path.join(self.folder, self.files[index])
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        """The annotation file, then the images."""
+        annotations = Path(self.source)
+        return chain(named_sizes(annotations.parent, [annotations]),
+                     named_sizes(self.folder, [self.name(index) for index in range(len(self))]))
 
     def load(self, index: int) -> Image.Image:
         """The image in RGB. Raises DataError if it cannot be decoded or its size is not that in the JSON."""

@@ -11,7 +11,7 @@ from finola.detection.coco import CocoDetection, open_coco
 from finola.detection.detector import Detector, DetectorConfig
 from finola.detection.loader import DetectionLoader, build_detection_loader
 from finola.detection.transforms import ViewPolicy
-from finola.errors import DataError
+from finola.errors import DataError, RecipeError
 from finola.training.datamodule import RunData
 from finola.training.recipe import Recipe
 
@@ -26,6 +26,8 @@ class DetectionImages(RunData[CocoDetection]):
 
     def __init__(self, recipe: Recipe, train: CocoDetection, val: CocoDetection | None, folder: Path):
         super().__init__(recipe, train, val, folder)
+        if recipe.data.crop_pct is not None:
+            raise RecipeError(f"data.crop_pct: got {recipe.data.crop_pct}, expected none: detectors see whole images")
         config = cast(DetectorConfig, recipe.model_config())
         ViewPolicy(self._scales, config.max_size)  # for its checks
         if not train.objects:

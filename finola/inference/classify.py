@@ -47,20 +47,24 @@ class Prediction:
         return f"{self.name} {100 * self.probability:.1f} %"
 
 
-def predict(model: Classifier, image: Image.Image | str | Path, top: int = 5) -> list[Prediction]:
+def predict(
+    model: Classifier, image: Image.Image | str | Path, top: int = 5, crop_pct: float | None = None
+) -> list[Prediction]:
     """The `top` most likely classes of a photograph, the likeliest first; all classes if there are no more.
 
     Args:
         model: in evaluation mode, on any device.
-        image: a path, or a PIL image of any size and mode. Its shorter side is resized to the model's size
-            (antialiased bicubic) and the centre square is taken, as in `finola eval`.
+        image: a path, or a PIL image of any size and mode. Its shorter side is resized to the model's size over
+            `crop_pct` (antialiased bicubic) and the centre square is taken, as in `finola eval`.
+        crop_pct: the share of the shorter side that is seen, by default the classifiers' 0.875 (224 of 256 px).
 
     Raises:
         DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
-        FinolaError: a model in training mode.
+        FinolaError: a model in training mode. RecipeError: a share outside 0 < crop_pct <= 1.
     """
-    require_classifier(model)
-    return predict_squares(model, load_square(image, model.config.image_size)[None], top)[0]
+    config = require_classifier(model).config
+    square = load_square(image, config.image_size, config.crop_pct if crop_pct is None else crop_pct)
+    return predict_squares(model, square[None], top)[0]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.linear_start import start_as_shifts, start_from_images
 from finola.models.mobileformer import ENCODER_STRIDE
-from finola.models.pooling import AttentionPool, resample_positions
+from finola.models.pooling import POOLINGS, AttentionPool
 
 AUTOREGRESSIONS = ("norm_linear", "linear", "repeat", "repeat_pos")
 
@@ -38,6 +38,7 @@ class AutoencoderConfig(ModelConfig):
         norm: "layer" or "batch", for norm_linear.
         decoder_reduce, decoder_widths: see `finola.models.decoder.ConvDecoder`.
         pool_heads: heads of the pooling; C / 64 by default.
+        pooling: "positions", or "plain" as the paper prints it (see `finola.models.pooling`).
         start: "random", or "shifts" (see `finola.models.linear_start`).
         gain: scale of the random initial matrices.
     """
@@ -57,6 +58,7 @@ class AutoencoderConfig(ModelConfig):
     decoder_reduce: str | int | None = None
     decoder_widths: tuple[int, ...] | None = None
     pool_heads: int | None = None
+    pooling: str = "positions"
     start: str = "random"
     gain: float = 0.1
 
@@ -69,6 +71,7 @@ class AutoencoderConfig(ModelConfig):
             raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
         if self.embed_dim < 1:
             raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
+        check_choice("pooling", self.pooling, POOLINGS)
         check_choice("autoregression", self.autoregression, AUTOREGRESSIONS)
         if self.start not in ("random", "shifts"):
             raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
@@ -91,7 +94,7 @@ class FinolaAutoencoder(ImageModel):
         grid = config.image_size // ENCODER_STRIDE
         self.encoder = create_encoder(config.encoder)
         self.pool = AttentionPool(self.encoder.num_features, config.embed_dim, (grid, grid), config.pool_heads,
-                                  start="cells" if config.start == "shifts" else "random")
+                                  start="cells" if config.start == "shifts" else "random", pooling=config.pooling)
         self.autoregression = _autoregression(config)
         self.decoder = ConvDecoder(config.embed_dim, config.image_size // config.map_size,
                                    config.decoder_reduce, config.decoder_widths)
@@ -128,21 +131,28 @@ class FinolaAutoencoder(ImageModel):
     def start_from_images(self, x: Tensor) -> None:
         start_from_images(self, x)
 
+    def take_over(self, donor: ImageModel) -> tuple[str, ...]:
+        """Of masked FINOLA with as many channels: the matrices, and the pooling with its keys' positions resampled from
+        the block to the whole grid. The block-wise variant has no pooling; its matrices act on the encoder's own
+        channels, so q starts as a weighted mean of these, a mean for each head."""
+        taken = ("matrices",) if self._take_matrices(getattr(donor, "autoregression", None)) else ()
+        pool, reduce = getattr(donor, "pool", None), getattr(donor, "reduce", None)
+        if isinstance(pool, AttentionPool):
+            return (*taken, "pooling") if self.pool.take_over(pool) else taken
+        if taken and isinstance(reduce, nn.Identity | nn.Linear):
+            self.pool.start_as_mean(reduce if isinstance(reduce, nn.Linear) else None)
+        return taken
+
     @torch.no_grad()
-    def take_over(self, donor: ImageModel) -> None:
-        """The matrices, and the pooling with its keys' positions resampled from the block to the whole grid, of a model
-        that has both with as many channels (element-wise masked FINOLA)."""
-        pool, law = getattr(donor, "pool", None), getattr(donor, "autoregression", None)
-        if not (isinstance(pool, AttentionPool) and isinstance(law, nn.Module)):
-            return
-        if pool.out.weight.shape != self.pool.out.weight.shape:
-            return
-        for name, matrix in law.named_parameters():
-            if hasattr(self.autoregression, name):
-                getattr(self.autoregression, name).copy_(matrix)
-        if pool.num_heads == self.pool.num_heads:
-            position = resample_positions(pool.position, pool.size, self.pool.size)
-            self.pool.load_state_dict(pool.state_dict() | {"position": position})
+    def _take_matrices(self, law: object) -> bool:
+        """Whether the matrices of another model's law fit this one's; if so, they are copied."""
+        if not (isinstance(law, Finola) and isinstance(self.autoregression, Finola)):
+            return False
+        if law.dim != self.autoregression.dim or not set(self.autoregression.directions) <= set(law.directions):
+            return False
+        for direction in self.autoregression.directions:
+            getattr(self.autoregression, direction).copy_(getattr(law, direction))
+        return True
 
 
 def _autoregression(config: AutoencoderConfig) -> Finola | Repetition:

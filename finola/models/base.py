@@ -17,6 +17,7 @@ from finola.errors import FinolaError
 from finola.models.encoders import Encoder
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CLASSES_CROP_PCT = 0.875  # 224 of 256 px: how accuracies on ImageNet are customarily measured
 IMAGE_KEYS = frozenset({"data.policy", "data.resident"})  # of a recipe: crops and their augmentation
 
 
@@ -34,6 +35,7 @@ class ModelConfig:
         cost: a function of the configuration that counts parameters and multiply-adds for `finola info`.
         score: what `finola eval` measures: "reconstruction", "masked", "classes" or "objects"
             (by `finola detect eval`); None: its encoder alone.
+        crop_pct: how its images are cut in evaluation: the centre crop's share of the resized shorter side.
         has_classes: it has the fields `num_classes` and `classes`, and `reset_classifier`.
         keeps_features: it has `features` and `head.classify`, so that the features of images that are not augmented
             can be computed once while its encoder is frozen.
@@ -47,6 +49,7 @@ class ModelConfig:
     data: ClassVar[str | type] = "finola.training.datamodule:Images"
     cost: ClassVar[str | Callable] = "finola.evaluation.complexity:cost_of_forward"
     score: ClassVar[str | None] = None
+    crop_pct: ClassVar[float] = 1.0
     has_classes: ClassVar[bool] = False
     keeps_features: ClassVar[bool] = False
     views: ClassVar[int] = 1
@@ -130,8 +133,10 @@ class ImageModel(nn.Module):
         """
         raise FinolaError(f"start_images: needs a model with start 'shifts', got one of kind {self.config.kind!r}")
 
-    def take_over(self, donor: ImageModel) -> None:
-        """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing."""
+    def take_over(self, donor: ImageModel) -> tuple[str, ...]:
+        """Copy from a model of another kind, whose encoder this one has taken, what else fits: by default nothing.
+        Returns the names of what was copied, for the record."""
+        return ()
 
 
 class ParametersOnMeta(TorchFunctionMode):

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from finola.errors import FinolaError, check_choice
-from finola.models.base import IMAGE_KEYS, ImageModel, ModelConfig
+from finola.models.base import CLASSES_CROP_PCT, IMAGE_KEYS, ImageModel, ModelConfig
 from finola.models.encoders import Encoder, create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
 from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
@@ -34,6 +34,7 @@ class ClassifierConfig(ModelConfig):
     task: ClassVar[str] = "finola.training.tasks.classification:ClassificationTask"
     cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_classifier"
     score: ClassVar[str | None] = "classes"
+    crop_pct: ClassVar[float] = CLASSES_CROP_PCT
     has_classes: ClassVar[bool] = True
     keeps_features: ClassVar[bool] = True
     recipe_keys: ClassVar[frozenset[str]] = IMAGE_KEYS | {

@@ -27,7 +27,7 @@ from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
 from finola.models.mobileformer import ENCODER_STRIDE
-from finola.models.pooling import AttentionPool
+from finola.models.pooling import POOLINGS, AttentionPool
 
 VARIANTS = ("block", "element")
 ELEMENT_DIM = 512  # C of the element variant (paper, appendix, table "Comparison between FINOLA and Masked FINOLA")
@@ -55,7 +55,7 @@ class MaskedImageModel(ImageModel, ABC):
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean squared error over the masked patches alone."""
-        target = self._patches(x)
+        target = self.patches_of(x)
         if self.norm_pix_loss:
             mean, std = _patch_statistics(target)
             target = (target - mean) / std
@@ -66,13 +66,14 @@ class MaskedImageModel(ImageModel, ABC):
         the prediction in their place. With `norm_pix_loss` a patch's own mean and deviation are put back."""
         patches = patches.float()
         if self.norm_pix_loss:
-            mean, std = _patch_statistics(self._patches(x))
+            mean, std = _patch_statistics(self.patches_of(x))
             patches = patches * std + mean
         masked = mask.repeat_interleave(self.patch, 1).repeat_interleave(self.patch, 2)[:, None]  # (B, 1, S, S)
         prediction = unpatchify(patches) * self.std + self.mean
         return x.masked_fill(masked, GRAY), torch.where(masked, prediction, x)
 
-    def _patches(self, x: Tensor) -> Tensor:
+    def patches_of(self, x: Tensor) -> Tensor:
+        """x (B, 3, S, S) -> its patches (B, h, w, 3 p p) in ImageNet-normalised pixels."""
         return patchify(self.normalise(x), self.patch)
 
 
@@ -102,6 +103,7 @@ class MaskedConfig(ModelConfig):
         decoder_dim, decoder_depth, decoder_heads: channels, blocks and heads of the block variant's transformer.
         norm_pix_loss: each target patch normalised to zero mean and unit variance.
         pool_heads: heads of the element variant's pooling; C / 64 by default.
+        pooling: of the element variant, "positions", or "plain" as the paper prints it (see `finola.models.pooling`).
         gain: scale of the random initial matrices.
     """
 
@@ -121,12 +123,16 @@ class MaskedConfig(ModelConfig):
     decoder_heads: int = 8
     norm_pix_loss: bool = False
     pool_heads: int | None = None
+    pooling: str = "positions"
     gain: float = 0.1
 
     def __post_init__(self) -> None:
         check_encoder_name(self.encoder)
         check_choice("variant", self.variant, VARIANTS)
         check_choice("scheme", self.scheme, SCHEMES)
+        check_choice("pooling", self.pooling, POOLINGS)
+        if self.variant == "block" and self.pooling != "positions":
+            raise FinolaError(f"pooling: got {self.pooling!r}, which only the element variant has; leave it out")
         self._check_grid()
         self._check_widths()
 
@@ -179,7 +185,7 @@ class MaskedFinola(MaskedImageModel):
         width = self.encoder.num_features
         if config.variant == "element":
             dim = config.embed_dim or ELEMENT_DIM
-            self.pool = AttentionPool(width, dim, self.block, config.pool_heads)
+            self.pool = AttentionPool(width, dim, self.block, config.pool_heads, pooling=config.pooling)
             self.decoder = glorot(nn.Linear(dim, 3 * self.patch**2))
         else:
             dim = config.embed_dim or width

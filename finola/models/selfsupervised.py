@@ -232,7 +232,7 @@ class Simmim(MaskedVit):
 
     def loss(self, x: Tensor, patches: Tensor, mask: Tensor) -> Tensor:
         """Mean absolute error over the masked patches, in ImageNet-normalised pixels."""
-        return masked_mean(F.l1_loss(patches.float(), self._patches(x), reduction="none"), mask)
+        return masked_mean(F.l1_loss(patches.float(), self.patches_of(x), reduction="none"), mask)
 
 
 class Moco(ImageModel):
@@ -287,9 +287,10 @@ class Moco(ImageModel):
         update_momentum(self.encoder, self.momentum_encoder, self.config.momentum)
         update_momentum(self.projection, self.momentum_projection, self.config.momentum)
 
-    def take_over(self, donor: ImageModel) -> None:
+    def take_over(self, donor: ImageModel) -> tuple[str, ...]:
         """The slow copy starts as the encoder does."""
         self.momentum_encoder.load_state_dict(self.encoder.state_dict())
+        return ()
 
 
 def _full_precision(device_type: str) -> AbstractContextManager:

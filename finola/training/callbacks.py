@@ -46,8 +46,9 @@ class Checkpoints(Checkpoint):
     uninterrupted one. A second signal stops at once, and leaves the checkpoint that is there.
     """
 
-    def __init__(self, path: Path, recipe: Recipe, num_images: int, classes: Sequence[str], deadline: float):
-        self.path, self.recipe, self.deadline = path, recipe, deadline
+    def __init__(self, path: Path, recipe: Recipe, num_images: int, classes: Sequence[str], origin: dict[str, Any],
+                 deadline: float):
+        self.path, self.recipe, self.origin, self.deadline = path, recipe, origin, deadline
         self.data = {"images": num_images, "classes": list(classes)}
         self.signal: int | None = None
         self.out_of_time = False
@@ -57,7 +58,7 @@ class Checkpoints(Checkpoint):
 
     def identity(self, trainer: Trainer) -> dict[str, Any]:
         """What a resumed run must have in common with this one."""
-        return {**self.recipe.as_dict(), "processes": trainer.world_size, **self.data}
+        return {**self.recipe.as_dict(), "processes": trainer.world_size, **self.data, **self.origin}
 
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["identity"] = self.identity(trainer)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -23,18 +24,19 @@ from finola.data import (
     check_same_classes,
     open_data,
 )
-from finola.data.datasets import Dataset, ImageDataset, Subset, require_labels
-from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.data.datasets import Dataset, ImageDataset, Subset, require_labels, spread
+from finola.data.images import center_square, shorter_side, to_tensor
 from finola.data.loader import Batch, Loader, WorkerLoader
 from finola.data.workers import usable_cores
 from finola.errors import DataError, RecipeError
 from finola.evaluation.neighbours import NEIGHBOURS, neighbours_accuracy
-from finola.models.base import ImageModel
+from finola.models.base import CLASSES_CROP_PCT, ImageModel
 from finola.models.classifier import Classifier
 from finola.training.features import FeatureLoader, FrozenFeatures
 from finola.training.recipe import Recipe
 
 BANK = 50_000  # training images that k-NN votes with, at most
+EXAMPLES = 256  # images whose mean a finished run is compared with, at most
 
 
 D = TypeVar("D", bound=Dataset)
@@ -77,6 +79,10 @@ class RunData(LightningDataModule, Generic[D]):
         size."""
         raise RecipeError(f"optim.start_images: {self.recipe.model.name} trains on images of different sizes; leave it"
                           " out")
+
+    def examples(self) -> Tensor:
+        """(n, 3, S, S): validation images, or training images where there are none; none of images of many sizes."""
+        return torch.empty(0, 3, 1, 1)
 
     def neighbours_accuracy(self, model: ImageModel) -> float | None:
         """Top-1 accuracy of the encoder's features in percent, by votes of the nearest training images; None where it
@@ -143,7 +149,16 @@ class Images(RunData[ImageDataset]):
         """(count, 3, S, S): centre squares of training images, spread evenly over the set."""
         size, count = self.recipe.data.image_size, min(count, len(self.train))
         images = (self.train.load(round(i * (len(self.train) - 1) / max(count - 1, 1))) for i in range(count))
-        return torch.stack([to_tensor(center_crop(resize_shorter(p, size), size)) for p in images])
+        return torch.stack([to_tensor(center_square(p, size)) for p in images])
+
+    def examples(self) -> Tensor:
+        """See `RunData`: centre squares of up to 256 images, spread evenly, those left out that cannot be decoded."""
+        dataset = self.val if self.val is not None else self.train
+        size, squares = self.recipe.data.image_size, []
+        for index in spread(len(dataset), EXAMPLES).tolist():
+            with suppress(DataError):
+                squares.append(to_tensor(center_square(dataset.load(index), size, self._crop_pct)))
+        return torch.stack(squares) if squares else super().examples()
 
     def train_dataloader(self) -> Loader:
         section, batches = self.recipe.data, self._batches(train=True)
@@ -152,7 +167,8 @@ class Images(RunData[ImageDataset]):
             augment = Augment(section.crop_scale, section.hflip, section.policy, self.model.config.views)
             loader = self._loader(self.train, batches, augment=augment)
         else:
-            features = self._features(self.squares(self.train), len(self.train), "train")
+            squares = self.squares(self.train, self._crop_pct)
+            features = self._features(squares, len(self.train), "train")
             loader = FeatureLoader(features, batches, device=self._device)
         loader.set_epoch(self.first_epoch)
         return loader
@@ -169,10 +185,15 @@ class Images(RunData[ImageDataset]):
         """At the end of the run its features, which may take gigabytes, are deleted."""
         shutil.rmtree(self._feature_folder, ignore_errors=True)
 
-    def squares(self, dataset: ImageDataset) -> WorkerLoader:
+    def squares(self, dataset: ImageDataset, crop_pct: float) -> WorkerLoader:
         """Every image's centre square, in order, in each process alike."""
         return build_loader(dataset, Batches(self._batch_size, train=False), image_size=self.recipe.data.image_size,
-                            num_workers=self._workers, device=self._device)
+                            crop_pct=crop_pct, num_workers=self._workers, device=self._device)
+
+    @property
+    def _crop_pct(self) -> float:
+        """Of validation, and of features that are kept."""
+        return self.recipe.data.crop_pct or self.recipe.model_config().crop_pct
 
     def neighbours_accuracy(self, model: ImageModel) -> float | None:
         """See `RunData`; measured where all images have labels, of the same classes in training and validation, and
@@ -180,8 +201,10 @@ class Images(RunData[ImageDataset]):
         if self.val is None or not self._can_vote(self.val):
             return None
         bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
+        crop_pct = self.recipe.data.crop_pct or CLASSES_CROP_PCT  # whatever the model is: it judges classification
+        known, queries = self.squares(bank, crop_pct), self.squares(self.val, crop_pct)
         with self.trainer.precision_plugin.forward_context():
-            return neighbours_accuracy(model, self.squares(bank), self.squares(self.val), len(self.train.classes))
+            return neighbours_accuracy(model, known, queries, len(self.train.classes))
 
     def _can_vote(self, val: ImageDataset) -> bool:
         if len(self.train) < NEIGHBOURS or len(self.train.classes) < 2:
@@ -200,10 +223,11 @@ class Images(RunData[ImageDataset]):
 
     def _loader(self, dataset: ImageDataset, batches: Batches, **options: Any) -> Loader:
         section, train = self.recipe.data, batches.train
-        options["image_size"] = section.image_size
+        options |= {"image_size": section.image_size, "crop_pct": self._crop_pct}
         if not section.resident:
             return build_loader(dataset, batches, num_workers=self._workers, device=self._device, **options)
-        size = (section.resident_size or section.image_size) if train else section.image_size
+        stored = section.resident_size or section.image_size
+        size = stored if train else shorter_side(section.image_size, self._crop_pct)
         resident = ResidentImages(dataset, size, self._device, skip_bad=train, draft=train,
                                   progress=sys.stderr.isatty())
         return ResidentLoader(resident, batches, **options)

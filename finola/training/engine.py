@@ -5,7 +5,7 @@ has the checkpoints, the stop on time or signal, the averaged weights and the sp
 the middle of an epoch.
 
 A run's folder:
-    recipe.yaml            what was run
+    recipe.yaml            what was run; at its end, as comments, the weights and files it was run with
     last.ckpt              the newest checkpoint
     features_0/            what a frozen encoder gives for the images, while a probe runs; one for each process
     csv/, tensorboard/     logs; each resume starts a new csv version
@@ -39,7 +39,9 @@ from finola.files import atomic_write, check_folder
 from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
 from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
+from finola.training.convergence import all_finite, why_not_converged
 from finola.training.datamodule import RunData
+from finola.training.origin import UNKNOWN, as_comment, origin_of_data, origin_of_weights, own_figures, runs_of
 from finola.training.recipe import FREE_KEYS, Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
 from finola.training.tasks.base import NonFiniteLoss, Task
@@ -65,7 +67,8 @@ def fit(
         out: the run's folder; must be empty or absent unless `resume`.
         resume: continue from `out`/last.ckpt, exactly where it stopped, on a CPU with the same bits; from the start
             if there is none yet.
-        allow_changes: resume although the recipe, the number of processes or the data have changed.
+        allow_changes: resume although the recipe, the number of processes, the data or the weights of the start have
+            changed.
         init_from: a weights file to start from (see `finola.training.transfer`).
         num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other
             classes gets a new last layer instead of being refused.
@@ -87,43 +90,57 @@ def fit(
     images: RunData = resolve(recipe.model_config().data).open(recipe, data, val, out)
     config = _model_config(recipe, images, num_classes)
     task = _task(recipe, config, images, out)
+    files = {"train": origin_of_data(data, images.train), "val": origin_of_data(val, images.val)}
+    origin: dict[str, Any] = {"weights": None, "files": files}
     if init_from and not going_on:
-        transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
+        part = transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
+        origin["weights"] = origin_of_weights(init_from, part)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
     speed = Speed()
     classes = getattr(config, "classes", ())
-    checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, deadline)
+    checkpoints = Checkpoints(out / "last.ckpt", recipe, len(images.train), classes, origin, deadline)
     trainer = _trainer(recipe, out, [speed, checkpoints], images)
     _check_division(recipe, trainer.world_size)
     checkpoint = _read_checkpoint(checkpoints.path) if going_on else None
     if checkpoint:
-        _check_same_run(checkpoint, checkpoints.identity(trainer), checkpoints.path, allow_changes)
+        identity = checkpoints.identity(trainer) | _weights_on_resume(init_from, checkpoint)
+        _check_same_run(checkpoint, identity, checkpoints.path, allow_changes)
+        origin["weights"] = checkpoint["identity"].get("weights", UNKNOWN)
         images.first_epoch = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["processed"]
     elif recipe.optim.start_images and not init_from:
         task.model.start_from_images(images.some(recipe.optim.start_images))
     if trainer.world_size > 1:
         task.model = cast(ImageModel, synchronise_batch_norm(task.model, trainer.strategy.root_device))
-    _open_folder(out, recipe)
-    _announce(recipe, images, task, trainer, out, checkpoint)
+    _open_folder(out, recipe, origin)
+    _announce(recipe, images, task, trainer, out, origin, checkpoint)
     for harmless in HARMLESS_WARNINGS:
         warnings.filterwarnings("ignore", harmless)
 
-    outcome: dict[str, Any] = {"finished": True, "converged": True}
     try:
         if checkpoint and checkpoint["global_step"] >= images.total_steps:
             _restore_finished(task, speed, checkpoint)
-            outcome["step"] = checkpoint["global_step"]
+            finished, step = True, checkpoint["global_step"]
         else:
             _run(trainer, task, images, checkpoints.path if checkpoint else None)
-            outcome |= {"finished": not checkpoints.out_of_time, "step": trainer.global_step}
+            finished, step = not checkpoints.out_of_time, trainer.global_step
     except NonFiniteLoss as error:
         names = [images.train.name(index) for index in error.indices]
-        outcome = {"finished": False, "converged": False, "step": error.step, "failed_batch": names}
-        _write_results(recipe, task, images, trainer, speed, out, outcome)
+        reason = f"the training loss is not finite at step {error.step}"
+        outcome = {"finished": False, "converged": False, "reason": reason, "step": error.step, "failed_batch": names}
+        _write_results(recipe, task, images, trainer, speed, out, origin, outcome)
         raise
-    result = _write_results(recipe, task, images, trainer, speed, out, outcome)
+    outcome = {"finished": finished, **_judged(finished, task, images, trainer), "step": step}
+    result = _write_results(recipe, task, images, trainer, speed, out, origin, outcome)
     _announce_end(result, out)
     return result
+
+
+def _judged(finished: bool, task: Task, images: RunData, trainer: Trainer) -> dict[str, Any]:
+    """What the result says of convergence: null before the end of the run (and in all processes but the first)."""
+    if not finished or not trainer.is_global_zero:
+        return {"converged": None}
+    reason = why_not_converged(task, images)
+    return {"converged": True} if reason is None else {"converged": False, "reason": reason}
 
 
 def _model_config(recipe: Recipe, images: RunData, num_classes: int | None) -> ModelConfig:
@@ -233,8 +250,17 @@ def _read_checkpoint(path: Path) -> dict[str, Any]:
         raise WeightsError(f"{path}: not a whole checkpoint ({reason}); remove it to start again") from None
 
 
+def _weights_on_resume(init_from: str | Path | None, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """The record of the weights that a resumed run names, to be compared with the checkpoint's; the checkpoint's own
+    where it names none, where the file, which is not needed any more, is gone, and where nothing is known of it."""
+    known = checkpoint["identity"].get("weights", UNKNOWN)
+    named = init_from is not None and known != UNKNOWN and Path(init_from).exists()
+    return {"weights": origin_of_weights(cast(Path, init_from)) if named else known}
+
+
 def _check_same_run(checkpoint: dict[str, Any], identity: dict[str, Any], path: Path, allow_changes: bool) -> None:
-    pairs = differences(checkpoint["identity"], identity)
+    before = {"weights": UNKNOWN, "files": identity["files"], **checkpoint["identity"]}  # which older ones do not know
+    pairs = differences(before, identity)
     changed = {key: pair for key, pair in pairs.items() if key not in FREE_KEYS}
     if changed and not allow_changes:
         listed = "; ".join(f"{key}: {_short(before)} then, {_short(after)} now"
@@ -250,9 +276,11 @@ def _short(value: object) -> str:
 
 @rank_zero_only
 def _announce(recipe: Recipe, images: RunData, task: Task, trainer: Trainer, out: Path,
-              checkpoint: dict[str, Any] | None) -> None:
+              origin: dict[str, Any], checkpoint: dict[str, Any] | None) -> None:
     parameters = sum(p.numel() for p in task.model.parameters()) / 1e6
     begin = f"step {checkpoint['global_step']}" if checkpoint else "the start"
+    if not checkpoint and (weights := origin["weights"]):
+        begin = f"{weights['file']} ({weights['part']})"
     print(f"{recipe.name}: {len(images.train)} images, {recipe.optim.epochs} epochs, {images.total_steps}"
           f" steps of {recipe.optim.batch_size}, lr {recipe.optim.lr:.3g}, {parameters:.1f}M parameters, on"
           f" {trainer.world_size} x {device_name(trainer.strategy.root_device)};"
@@ -266,6 +294,8 @@ def _announce_end(result: dict[str, Any], out: Path) -> None:
     missing = ", not yet validated" if result["images"]["val"] else ""
     score = f", validation: {', '.join(scores)}" if scores else missing
     state = "finished" if result["finished"] else "stopped by max_time, --resume continues"
+    if result["converged"] is False:
+        state = f"finished, but did not converge ({result['reason']})"
     print(f"{state}: step {result['step']} of {result['total_steps']}{score}; {out / 'result.json'}")
 
 
@@ -277,11 +307,11 @@ def _check_folder(out: Path, resume: bool) -> None:
 
 
 @rank_zero_only
-def _open_folder(out: Path, recipe: Recipe) -> None:
+def _open_folder(out: Path, recipe: Recipe, origin: dict[str, Any]) -> None:
     for leftover in out.glob(".*-*.ckpt"):  # of a process killed while it wrote a checkpoint
         leftover.unlink()
     with atomic_write(out / "recipe.yaml") as path:
-        path.write_text(recipe.as_yaml(), encoding="utf-8")
+        path.write_text(recipe.as_yaml() + as_comment(origin), encoding="utf-8")
 
 
 def _check_division(recipe: Recipe, processes: int) -> None:
@@ -295,15 +325,16 @@ def _check_division(recipe: Recipe, processes: int) -> None:
 
 
 def _write_results(recipe: Recipe, task: Task, images: RunData, trainer: Trainer, speed: Speed, out: Path,
-                   outcome: dict[str, Any]) -> dict[str, Any]:
+                   origin: dict[str, Any], outcome: dict[str, Any]) -> dict[str, Any]:
     surroundings = environment(trainer.strategy.root_device)
     result = {
         "recipe": recipe.name, **outcome,
         "total_steps": images.total_steps,
         **_last_scores(task),
         "seconds": round(speed.seconds, 1), "images_per_second": speed.images_per_second,
-        **surroundings, "hardware": f"{trainer.world_size} x {surroundings['hardware']}",
+        **surroundings, "hardware": f"{trainer.world_size} x {surroundings['hardware']}", **origin,
         "images": {"train": len(images.train), "val": len(images.val) if images.val else 0},
+        "runs": runs_of(recipe, origin["weights"]), "paper": own_figures(recipe, origin["weights"]),
         "settings": recipe.as_dict(), "history": task.history,
     }
     if trainer.is_global_zero:
@@ -319,12 +350,14 @@ def _last_scores(task: Task) -> dict[str, float | None]:
 
 
 def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
-    if result["converged"]:
+    if "failed_batch" not in result and all_finite(task.model.state_dict()):
         model = task.model.config.build()  # with plain batch norm
         model.load_state_dict(task.model.state_dict())
         scores = [name for name in result if name.startswith("val_")]
-        kept = ("recipe", "step", "total_steps", *scores, "hardware", "torch", "commit")
-        save_weights(model, out / "weights.safetensors", {key: json.dumps(result[key]) for key in kept})
+        kept = ("recipe", "converged", "reason", "step", "total_steps", *scores, "hardware", "torch", "commit",
+                "weights", "files", "runs", "paper")
+        metadata = {key: json.dumps(result[key]) for key in kept if key in result}
+        save_weights(model, out / "weights.safetensors", metadata)
     panels = sorted((out / "panels").glob("*.png"))
     if panels:
         with atomic_write(out / "panel.png") as path:

@@ -29,6 +29,7 @@ from finola.errors import RecipeError, near
 from finola.files import atomic_write, check_folder
 from finola.models.base import resolve
 from finola.training.jobs import Job
+from finola.training.origin import origin_of_data
 from finola.training.recipe import FREE_KEYS, Recipe, load_recipe
 from finola.training.tables import Row, Table, scale_of
 
@@ -145,11 +146,13 @@ class Reproduction:
             return f"needs the package {missing[0]}; pip install 'finola[{EXTRAS[missing[0]]}]'"
         return self.reasons[stage.start.key][1] if stage.start and stage.start.key in self.reasons else None
 
-    def check_data(self) -> None:
-        """Before the first hour: raise DataError, RecipeError where the data do not fit the runs."""
+    def check_data(self) -> dict[str, Any]:
+        """Before the first hour: raise DataError, RecipeError where the data do not fit the runs. Returns the hash of
+        the files of each set (see `finola.data.fingerprint`)."""
         if len(self.reasons) == len(self.plan.stages):
             raise RecipeError(f"nothing to train: {next(iter(self.reasons.values()))[1]}")
-        for objects in (False, True):
+        found: dict[str, Any] = {}
+        for objects, name in ((False, "images"), (True, "coco")):
             stages = [stage for stage in self.plan.stages.values()
                       if stage.key not in self.reasons and detects(stage.recipe) == objects]
             if stages:
@@ -158,6 +161,8 @@ class Reproduction:
                 run_data = resolve(recipe.model_config().data).open(recipe, train, val, self.out)
                 if any(stage.recipe.model_config().has_classes for stage in stages):
                     run_data.classes()
+                found |= {name: origin_of_data(train, run_data.train), f"{name}_val": origin_of_data(val, run_data.val)}
+        return found
 
     def folder(self, stage: Stage) -> Path:
         """A run's folder: that of an equal run under another name, where there is one."""
@@ -246,21 +251,15 @@ class Reproduction:
         say(f"{stage.recipe.name}, seed {stage.recipe.seed}: {words.get(state, state)}")
 
 
-def _fingerprints(data: Data) -> dict[str, Any]:
-    """What is told apart of the data that are given."""
-    given = {"images": data.images, "val": data.val, "coco": data.coco, "coco_val": data.coco_val}
-    return {key: [str(Path(path).resolve()) for path in paths] for key, paths in given.items() if paths}
-
-
 @contextmanager
-def opened(out: Path, scale: str, data: Data) -> Iterator[None]:
-    """The folder of a reproduction, for this process alone.
+def opened(out: Path, scale: str, data: dict[str, Any]) -> Iterator[None]:
+    """The folder of a reproduction, for this process alone; `data` is what `Reproduction.check_data` found.
 
     Raises:
         RecipeError: another process works in it, it is of another scale or of other data, or it holds other things.
     """
     out = check_folder(out)
-    path, ours = out / "reproduce.json", {"scale": scale, **_fingerprints(data)}
+    path, ours = out / "reproduce.json", {"scale": scale, **data}
     if out.exists() and any(out.iterdir()) and not path.exists():
         raise RecipeError(f"--out: {out} holds other files; choose a new folder, or one that finola reproduce has made")
     out.mkdir(parents=True, exist_ok=True)
@@ -268,15 +267,22 @@ def opened(out: Path, scale: str, data: Data) -> Iterator[None]:
         with FileLock(out / ".lock", timeout=0):
             theirs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for key, value in ours.items():
-                if theirs.setdefault(key, value) != value:
-                    other = "another scale" if key == "scale" else f"other data ({key})"
-                    raise RecipeError(f"--out: {out} is of {other}: {theirs[key]}, here {value}; choose another folder")
+                _check_same(key, theirs.setdefault(key, value), value, out)
             with atomic_write(path) as temporary:
                 temporary.write_text(json.dumps(theirs, indent=2) + "\n", encoding="utf-8")
             yield
     except Timeout:
         raise RecipeError(f"--out: another finola reproduce works in {out}; wait for its end, or choose another"
                           " folder") from None
+
+
+def _check_same(key: str, before: Any, now: Any, out: Path) -> None:
+    if key == "scale" and before != now:
+        raise RecipeError(f"--out: {out} is of the scale {before}, not {now}; choose another folder")
+    if key != "scale" and before["sha256"] != now["sha256"]:
+        paths = [" ".join(record["paths"]) for record in (before, now)]
+        raise RecipeError(f"--out: {out} is of other data ({key}: {before['files']} files of {paths[0]}, not"
+                          f" {now['files']} of {paths[1]}); choose another folder")
 
 
 def choose(table: Table, names: Sequence[str] | None) -> list[Row]:

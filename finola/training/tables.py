@@ -116,8 +116,10 @@ class Row(NamedTuple):
         return [*start(first, scale), first, *rest]
 
     def figures(self, scale: str) -> list[Figure]:
+        """The paper's numbers, for the runs at a scale of images."""
         return [Figure(self.table.label, self.title, metric, self.metrics[metric].score or metric, value,
-                       tuple(self.chain(metric, scale))) for metric, value in self.paper.items()]
+                       tuple(f"{scale_of(name, scale)}/{name}" for name in self.chain(metric, scale)))
+                for metric, value in self.paper.items()]
 
 
 class Figure(NamedTuple):
@@ -128,7 +130,7 @@ class Figure(NamedTuple):
     metric: str
     score: str
     value: float
-    runs: tuple[str, ...]  # the run's name last, before it those whose weights it starts from
+    runs: tuple[str, ...]  # SCALE/NAME of the run last, before it of those whose weights it starts from
 
 
 class Table(NamedTuple):
@@ -194,9 +196,8 @@ def figures(name: str) -> tuple[Figure, ...]:
     scale, _, run = name.partition("/")
     if run not in runs() or scale not in runs()[run].scales or scale == "pretrained":
         return ()
-    scale = image_scale(scale)
-    return tuple(figure for table in tables() for row in table.rows for figure in row.figures(scale)
-                 if figure.runs[-1] == run)
+    return tuple(figure for table in tables() for row in table.rows for figure in row.figures(image_scale(scale))
+                 if figure.runs[-1] == name)
 
 
 def names() -> list[str]:

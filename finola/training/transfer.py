@@ -17,18 +17,23 @@ from finola.errors import WeightsError
 from finola.models.base import ImageModel
 from finola.weights import load_state, load_weights
 
+WHOLE_MODEL = "whole model"
 
-def transfer(model: ImageModel, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> None:
+
+def transfer(model: ImageModel, source: str | Path, *, new_classes: bool = False, new_head: bool = False) -> str:
     """Load into `model` what a weights file holds for it.
 
     A model of the same kind takes everything. A classifier or a detector takes the encoder of any other kind, and so
-    does an autoencoder, with pooling and matrices where the file is of element-wise masked FINOLA with as many
-    channels.
+    does an autoencoder, with pooling and matrices where the file is of masked FINOLA with as many channels (the
+    block-wise variant has no pooling).
 
     Args:
         source: a file written by `finola.save_weights`.
         new_classes: let a classifier or detector for other classes keep all but its last layer, which starts anew.
         new_head: take the encoder of a classifier or detector alone.
+
+    Returns:
+        What was taken: "whole model", "all but the last layer", "encoder", "encoder, matrices, pooling", ...
 
     Raises:
         WeightsError: another encoder or architecture; without `new_head` another head, without `new_classes` other
@@ -41,12 +46,12 @@ def transfer(model: ImageModel, source: str | Path, *, new_classes: bool = False
                            "recipe for that encoder, or other weights")
     if theirs.kind != ours.kind or new_head:
         _take_encoder(model.encoder, donor.encoder, source)
-        if theirs.kind != ours.kind:
-            model.take_over(donor)
-    elif ours.has_classes:
-        _take_classes(model, donor, source, new_classes)
-    else:
-        _take_all(model, donor, donor.state_dict(), source)
+        more = model.take_over(donor) if theirs.kind != ours.kind else ()
+        return ", ".join(("encoder", *more))
+    if ours.has_classes:
+        return _take_classes(model, donor, source, new_classes)
+    _take_all(model, donor, donor.state_dict(), source)
+    return WHOLE_MODEL
 
 
 def _take_all(model: ImageModel, donor: ImageModel, state: dict[str, Tensor], source: str | Path) -> None:
@@ -75,8 +80,8 @@ def _encoder_state(encoder: nn.Module, donor: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def _take_classes(model: ImageModel, donor: Any, source: str | Path, new_classes: bool) -> None:
-    """Everything of a classifier or detector, with a fresh last layer where the classes differ."""
+def _take_classes(model: ImageModel, donor: Any, source: str | Path, new_classes: bool) -> str:
+    """Everything of a classifier or detector, with a fresh last layer where the classes differ; says which."""
     theirs: Any = donor.config  # with the fields of a kind that `has_classes`
     ours: Any = model.config
     if getattr(theirs, "head", None) != getattr(ours, "head", None):
@@ -91,6 +96,7 @@ def _take_classes(model: ImageModel, donor: Any, source: str | Path, new_classes
         donor.reset_classifier(ours.num_classes, ours.classes)
     encoder = {f"encoder.{name}": tensor for name, tensor in _encoder_state(model.encoder, donor.encoder).items()}
     _take_all(model, donor, donor.state_dict() | encoder, source)
+    return WHOLE_MODEL if same else "all but the last layer"
 
 
 def first_names(classes: Sequence[str]) -> str:

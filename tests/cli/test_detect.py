@@ -310,6 +310,7 @@ def test_missing_weights(recipes, coco, refused, tmp_path):
     (["--optim.mixup", "0.8"], ["optim.mixup: got 0.8", "only classifiers"]),
     (["--data.augment", "false"], ["data.augment: got false", "needs a classifier"]),
     (["--data.scales", "[48, 128]"], ["scales: got (48, 128)", "max_size (96)"]),
+    (["--data.crop_pct", "0.875"], ["data.crop_pct: got 0.875, expected none"]),
     (["--data.scales", "[8]"], ["data.scales: got [8]", "at least 32"]),
     (["--data.image_size", "128"], ["max_size: got 96", "image_size, 128"]),
     (["--model.num_classes", "91"], ["holds 3 classes, expected 91"]),

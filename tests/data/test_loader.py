@@ -23,9 +23,10 @@ from finola.data import (
     open_data,
 )
 from finola.data.crops import GOLDEN, RATIO, Augment, Crops, epoch_order, random_crops, splitmix64, uniforms
+from finola.data.images import shorter_side
 from finola.data.in_memory import crop_and_resize, upload
 from finola.data.pack import Encoding, pack
-from finola.errors import DataError
+from finola.errors import DataError, RecipeError
 
 
 def smooth(width, height, seed=0):
@@ -279,6 +280,20 @@ def test_evaluation_takes_centre_crops_in_order(data):
     assert np.array_equal(batch["image"][1].permute(1, 2, 0).mul(255).round(), np.array(image))
 
 
+def test_evaluation_may_leave_a_border_out(data):
+    """As timm: the shorter side to 16 / 0.8 = 20, then the centre 16."""
+    batch = next(iter(build_loader(data, Batches(14, train=False), image_size=16, crop_pct=0.8)))
+    image = data.load(1).resize((20, 27), Image.Resampling.BICUBIC).crop((2, 5, 18, 21))
+    assert np.array_equal(batch["image"][1].permute(1, 2, 0).mul(255).round(), np.array(image))
+    assert (shorter_side(224, 0.875), shorter_side(128, 0.875), shorter_side(224, 1.0)) == (256, 146, 224)
+
+
+@pytest.mark.parametrize("crop_pct", [0, -1, 1.01, float("nan")])
+def test_a_share_to_crop_that_is_none(data, crop_pct):
+    with pytest.raises(RecipeError, match="crop_pct: got .*, expected 0 < crop_pct <= 1"):
+        build_loader(data, Batches(4, train=False), image_size=16, crop_pct=crop_pct)
+
+
 # --- on the device -----------------------------------------------------------------------------------------
 
 
@@ -291,12 +306,13 @@ def test_pictures_are_stored_on_their_side_in_one_tensor(data):
     assert images.pixels[1, :, :, 40:].max() == 0
 
 
-@pytest.mark.parametrize("resample", ["bilinear", "bicubic"])
-def test_evaluation_on_the_device_equals_evaluation_from_files(data, resample):
+@pytest.mark.parametrize(("resample", "crop_pct", "size"), [("bilinear", 1.0, 16), ("bicubic", 1.0, 16),
+                                                            ("bicubic", 0.875, 18)])
+def test_evaluation_on_the_device_equals_evaluation_from_files(data, resample, crop_pct, size):
     in_order = Batches(4, train=False)
-    from_files = build_loader(data, in_order, image_size=16, resample=resample)
-    images = ResidentImages(data, 16, resample=resample, progress=False)
-    on_device = ResidentLoader(images, in_order, image_size=16)
+    from_files = build_loader(data, in_order, image_size=16, resample=resample, crop_pct=crop_pct)
+    images = ResidentImages(data, size, resample=resample, progress=False)
+    on_device = ResidentLoader(images, in_order, image_size=16, crop_pct=crop_pct)
     assert same(batches(on_device), batches(from_files))
 
 

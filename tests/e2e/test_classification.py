@@ -121,12 +121,25 @@ def test_kept_features_score_as_the_images_do(images, masked, tmp_path):
     """The validation's accuracy and loss from kept features are those of the written weights."""
     result = train("tran1_w720", images, tmp_path / "run", "--trainer.precision", "32-true", init_from=masked)
     model = load_weights(tmp_path / "run/weights.safetensors").eval()
-    batch, = build_loader(open_data([images / "val"]), Batches(4, train=False), image_size=32)
+    batch, = build_loader(open_data([images / "val"]), Batches(4, train=False), image_size=32, crop_pct=0.875)
     with torch.no_grad():
         logits = model(batch["image"])
     loss = torch.nn.functional.cross_entropy(logits, batch["label"]).item()
     assert result["history"][-1]["val_loss"] == pytest.approx(loss, abs=1e-3)
     assert result["val_top1"] == 100 * (logits.argmax(1) == batch["label"]).float().mean().item()
+
+
+@pytest.mark.parametrize(("overrides", "crop_pct"), [((), 0.875), (("--data.crop_pct", "1"), 1.0)])
+@pytest.mark.parametrize("resident", ["false", "true"])
+def test_a_run_is_judged_by_the_fields_protocol(overrides, crop_pct, resident, images, masked, tmp_path):
+    """32 px of 36, in the proportion of 224 to 256, also where images are kept in memory."""
+    result = train("lin_w720", images, tmp_path / "run", "--trainer.precision", "32-true", "--data.resident", resident,
+                   "--data.augment", "true", *overrides, init_from=masked)
+    model = load_weights(tmp_path / "run/weights.safetensors").eval()
+    batch, = build_loader(open_data([images / "val"]), Batches(4, train=False), image_size=32, crop_pct=crop_pct)
+    with torch.no_grad():
+        loss = torch.nn.functional.cross_entropy(model(batch["image"]), batch["label"]).item()
+    assert result["history"][-1]["val_loss"] == pytest.approx(loss, abs=1e-3)
 
 
 # fine-tuning --------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ def test_a_run_writes_its_folder(kind, frozen):
     result = read_json(out / "result.json")
     assert result["finished"] and result["converged"] and result["step"] == result["total_steps"]
     assert result["images"] == {"train": 10, "val": 6}
+    assert {split: record["files"] for split, record in result["files"].items()} == {"train": 11, "val": 7}
+    assert result["weights"]["part"] == "encoder"
     assert [key for key in result if key.startswith("val_")] == SCORES[kind]
     assert len(result["history"]) == 2
     for point in result["history"]:

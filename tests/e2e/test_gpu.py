@@ -85,7 +85,7 @@ def test_a_run_resumes_in_mid_epoch_on_the_gpu(recipe_file, images, tmp_path, mo
         with pytest.raises(SystemExit):
             fit(recipe, *run)
     result = fit(recipe, *run, resume=True)
-    assert result["finished"] and result["converged"] and result["step"] == 6
+    assert result["finished"] and result["step"] == 6
     assert [point["epoch"] for point in result["history"]] == [0, 1]
     assert all(point["train_loss"] > 0 for point in result["history"])
 

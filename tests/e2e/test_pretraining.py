@@ -146,10 +146,26 @@ def test_reconstruction_from_a_frozen_masked_encoder(images, tmp_path):
     assert result["step"] == 2 and math.isfinite(result["val_psnr"]) and (tmp_path / "run/panel.png").exists()
 
     donor, model = load_weights(source), load_weights(tmp_path / "run/weights.safetensors")
+    assert_moved_from(donor, model)
+    assert torch.allclose(donor.pool.value.weight, model.pool.value.weight, atol=1e-3)
+    assert not torch.equal(donor.pool.value.weight, model.pool.value.weight)
+
+
+def test_reconstruction_from_a_frozen_block_wise_encoder(images, tmp_path):
+    """The matrices start as pre-trained, at the encoder's own width, and move."""
+    pretrain("masked_b_w720", images, tmp_path / "masked")
+    recipe = load_recipe("imagenette/recon_masked_b", [
+        *DEBUG, "--model.decoder_widths", "[16, 8, 8, 8]", "--model.embed_dim", "720", "--model.pool_heads", "12"])
+    source = tmp_path / "masked/weights.safetensors"
+    result = engine.fit(recipe, [images / "train"], [images / "val"], tmp_path / "run", init_from=source)
+    assert result["step"] == 2 and math.isfinite(result["val_psnr"])
+    assert_moved_from(load_weights(source), load_weights(tmp_path / "run/weights.safetensors"))
+
+
+def assert_moved_from(donor, model):
+    """The encoder is the donor's in every bit; the matrices have moved a little from there."""
     assert unequal(donor.encoder.state_dict(), model.encoder.state_dict()) == []
     for name in ("right", "left", "down", "up"):
         before, after = getattr(donor.autoregression, name), getattr(model.autoregression, name)
         distance = (before - after).norm() / before.norm()
         assert 0 < distance < 0.1
-    assert torch.allclose(donor.pool.value.weight, model.pool.value.weight, atol=1e-3)
-    assert not torch.equal(donor.pool.value.weight, model.pool.value.weight)

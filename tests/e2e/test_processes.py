@@ -16,10 +16,10 @@ from finola.cli.main import main
 pytest.importorskip("lightning", reason="needs the extra 'train'")
 
 
-@pytest.fixture(scope="module")
-def runs(one_thread, recipe_file, images, tmp_path_factory):
-    """The same recipe in one process and in two (DDP, gloo), in double precision: in single precision the
-    batch norms of so small a model turn rounding into visible differences."""
+@pytest.fixture(scope="module", params=["layer", "batch"])
+def runs(request, one_thread, recipe_file, images, tmp_path_factory):
+    """The same recipe, with either norm of the operator, in one process and in two (DDP, gloo), in double precision: in
+    single precision the batch norms of so small a model turn rounding into visible differences."""
     outs = []
     for processes in ("1", "2"):
         out = tmp_path_factory.mktemp(f"processes_{processes}")
@@ -27,6 +27,7 @@ def runs(one_thread, recipe_file, images, tmp_path_factory):
             "train", str(recipe_file), "--data", str(images / "train"), "--val", str(images / "val"),
             "--out", str(out), "--trainer.devices", processes,
             "--trainer.precision", "64-true", "--trainer.ema_decay", "null", "--optim.base_lr", "1e-2",
+            "--model.norm", request.param,
         ]
         if processes == "1":
             assert main(command) == 0

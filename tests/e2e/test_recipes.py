@@ -35,14 +35,17 @@ def test_printed_recipe_says_what_to_type(name, command, capsys):
 def test_printed_recipe_says_what_the_paper_measures(capsys, tmp_path):
     assert cli.main(["train", "imagenet/lin_w720", "--print-recipe"]) == 0
     printed = capsys.readouterr().out
-    assert "# paper, table:finola-mocov2, MoCo-V2, MF-W720: lin 51.6 after moco_w720\n" in printed
+    assert "# paper, table:finola-mocov2, MoCo-V2, MF-W720: lin 51.6 after imagenet/moco_w720\n" in printed
     (tmp_path / "mine.yaml").write_text(printed)
     assert load_recipe(tmp_path / "mine.yaml").as_dict() == load_recipe("imagenet/lin_w720").as_dict()
 
 
-def test_figures_are_dropped_where_the_run_is_another(capsys):
-    assert load_recipe("imagenet/channels_64", ["--trainer.precision", "32-true"]).figures
-    assert not load_recipe("imagenet/channels_64", ["--model.embed_dim", "128"]).figures
+def test_a_changed_recipe_is_not_the_paper_s_row(capsys):
+    assert load_recipe("imagenet/channels_64", ["--trainer.devices", "2", "--data.num_workers", "1"]).shipped
+    for words in (["--model.embed_dim", "128"], ["--optim.epochs", "5"], ["--data.crop_scale", "[0.5, 1]"]):
+        assert not load_recipe("imagenet/channels_64", words).shipped
+    assert cli.main(["train", "imagenet/channels_64", "--optim.epochs", "5", "--print-recipe"]) == 0
+    assert "18.2" not in capsys.readouterr().out
 
 
 def test_paper_settings():

@@ -9,7 +9,7 @@ import torch
 from commands import Command
 from PIL import Image
 
-from finola.data import ImageFolder
+from finola.data import ImageFolder, images, loader
 from finola.data.loader import read_squares
 from finola.evaluation.classification import evaluate_classifier
 from finola.evaluation.masked import MASK_SEED, evaluate_masked
@@ -69,7 +69,7 @@ def classifier(folder, tmp_path_factory):
 @torch.no_grad()
 def rightness(weights, folder):
     """For each image whether the classifier is right, and its class."""
-    batch = next(iter(squares(folder, batch_size=24)))
+    batch = next(iter(squares(folder, batch_size=24, crop_pct=0.875)))
     return load_weights(weights).eval()(batch["image"]).argmax(1) == batch["label"], batch["label"]
 
 
@@ -85,8 +85,8 @@ def autoencoder(tmp_path_factory):
     return save(tmp_path_factory, DEFAULT_MODEL, **options)
 
 
-def squares(folder, size=32, batch_size=8):
-    return read_squares(ImageFolder(folder), size, batch_size=batch_size, workers=0)
+def squares(folder, size=32, batch_size=8, crop_pct=1.0):
+    return read_squares(ImageFolder(folder), size, batch_size=batch_size, workers=0, crop_pct=crop_pct)
 
 
 # --- classifiers -------------------------------------------------------------------------------------------
@@ -133,6 +133,36 @@ def test_a_classifiers_accuracy_is_that_of_its_own_logits(folder, classifier, tm
     assert {"weights", "sha256", "config", "data", "preprocessing", "commit", "torch", "date"} <= result.keys()
     assert f"{result['scores']['top1']:10.2f}{100:10.2f}" in printed and "24 images" in printed
     assert Image.open(picture).width > 300
+
+
+@pytest.mark.parametrize(("kind", "options", "crop_pct", "shown"), [
+    ("classifier", (), 0.875, "shorter side to 36 px"),
+    ("classifier", ("--crop-pct", "1"), 1.0, "shorter side to 32 px"),
+    ("autoencoder", (), 1.0, "shorter side to 32 px"),
+    ("autoencoder", ("--knn",), 0.875, "shorter side to 36 px"),
+    ("masked", (), 1.0, "shorter side to 64 px"),
+])
+def test_where_classes_are_told_seven_eighths_are_seen(
+    kind, options, crop_pct, shown, folder, train, tmp_path, capsys, request, monkeypatch
+):
+    """224 px of 256, the field's protocol, and nowhere else."""
+    seen = []
+    original = images.shorter_side
+    for module in (images, loader):
+        monkeypatch.setattr(module, "shorter_side", lambda size, pct: seen.append(pct) or original(size, pct))
+    options = (*options, "--train", train) if "--knn" in options else options
+    weights, out = request.getfixturevalue(kind), tmp_path / "result.json"
+    code, printed, errors = run(capsys, weights, "--data", folder, "--out", out, *options)
+    assert (code, errors) == (0, []) and set(seen) == {crop_pct} and shown in printed
+    assert json.loads(out.read_text())["preprocessing"]["crop_pct"] == crop_pct
+
+
+@pytest.mark.parametrize("share", ["0", "1.1", "much"])
+def test_a_share_that_is_none(share, folder, classifier, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(capsys, classifier, "--data", folder, "--crop-pct", share)
+    assert stop.value.code == 2
+    assert f"--crop-pct: got '{share}', expected a number above 0, at most 1" in capsys.readouterr().err
 
 
 def test_weights_without_names_go_with_any_names(folder, tmp_path_factory, capsys):

@@ -148,7 +148,8 @@ def test_the_command_writes_result_and_panel(folder, weights, tmp_path, capsys):
     result = json.loads(out.read_text())
     assert result["images"] == 30
     assert result["sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
-    assert result["preprocessing"] == {"size": 32, "shorter_side": "antialiased bicubic", "crop": "centre"}
+    assert result["preprocessing"] == {"size": 32, "shorter_side": "antialiased bicubic", "crop": "centre",
+                                       "crop_pct": 1.0}
     assert result["config"]["embed_dim"] == 12
     assert {"commit", "torch", "python", "hardware", "date"} <= result.keys()
     rows = {row["code"]: row for row in result["scores"]}

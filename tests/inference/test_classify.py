@@ -41,16 +41,29 @@ def pictures(tmp_path):
 
 
 def test_the_probabilities_are_the_models_softmax(model):
-    resized = photo(48, 40).resize((38, SIZE), Image.Resampling.BICUBIC).crop((3, 0, 3 + SIZE, SIZE))
-    x = torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None] / 255
-    with torch.no_grad():
-        expected = model(x).softmax(1)[0]
+    """Of the centre 32 of 36 pixels, in the proportion of 224 to 256."""
+    resized = photo(48, 40).resize((43, 36), Image.Resampling.BICUBIC).crop((5, 2, 5 + SIZE, 2 + SIZE))
+    expected = softmax(model, resized)
     predictions = predict(model, photo(48, 40), top=len(CLASSES))
     order = expected.argsort(descending=True).tolist()
     assert [p.label for p in predictions] == [CLASSES[i] for i in order]
     assert [p.name for p in predictions] == [NAMES[i] for i in order]
     assert [p.probability for p in predictions] == pytest.approx(expected[order].tolist(), abs=1e-6)
     assert predictions[0].probability - predictions[1].probability > 0.01  # or the order would say nothing
+
+
+def softmax(model, image):
+    with torch.no_grad():
+        return model(torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255).softmax(1)[0]
+
+
+def test_the_share_that_is_seen_is_an_option(model, weights, pictures, capsys):
+    whole = photo(48, 40, seed=0).resize((38, SIZE), Image.Resampling.BICUBIC).crop((3, 0, 3 + SIZE, SIZE))
+    expected = softmax(model, whole).max().item()
+    assert predict(model, photo(48, 40, seed=0), crop_pct=1.0)[0].probability == pytest.approx(expected, abs=1e-6)
+    code, printed, _ = run(capsys, pictures / "0.png", "--weights", weights, "--crop-pct", "1", "--json")
+    best = json.loads(printed)["images"][0]["predictions"][0]
+    assert code == 0 and best["probability"] == pytest.approx(expected, abs=1e-6)
 
 
 def test_top_is_a_limit(model):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from training import assert_same_gradients_and_buffers
 
+import finola
 from finola import AutoencoderConfig, FinolaAutoencoder, FinolaError, create_model, list_models
 from finola.evaluation.metrics import psnr
 from finola.models.base import IMAGENET_MEAN
 from finola.models.decoder import ConvDecoder
 from finola.models.linear_start import components, start_from_images
 from finola.registry import model_config
+from finola.weights import read_tensors
 
 AUTOENCODERS = list_models("finola_*")
 SCALES = (1, 2, 4, 8, 16, 32)
@@ -303,11 +307,46 @@ def test_images_of_another_shape(shape):
     ({"decoder_reduce": "half"}, "decoder_reduce: got 'half'"),
     ({"image_size": 48, "map_size": 16}, r"image size / map size: got 3, expected one of \[1, 2, 4"),
     ({"start": "zero"}, "start: got 'zero'"),
+    ({"pooling": "mean"}, "pooling: got 'mean', expected one of positions, plain"),
+    ({"start": "shifts", "pooling": "plain", "pool_heads": 4, "map_size": 2, "decoder_widths": (8,) * 5},
+     "pooling: 'plain' has no positions for a start in cells"),
     ({"start": "shifts", "pool_heads": 4}, "start 'shifts': needs an autoregression, map_size 2"),
 ], ids=str)
 def test_configurations_that_make_no_model(overrides, message):
     with pytest.raises(FinolaError, match=message):
         tiny(**overrides)
+
+
+def test_pooling_as_printed_knows_no_positions(tmp_path):
+    """Keys and values of the map alone, a small query: q is that of torch's own attention layer, and does not depend on
+    the order of the positions. The choice travels with the weights."""
+    model = tiny(pooling="plain").eval()
+    pool, features = model.pool, torch.randn(3, model.encoder.num_features, 2, 2)
+    assert [name for name, _ in pool.named_parameters() if "position" in name] == []
+    assert 0.01 < pool.query.std() < 0.03
+    key, value = (layer(features.flatten(2).mT) for layer in (pool.key, pool.value))
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    attention.in_proj_weight.data.copy_(torch.eye(16).repeat(3, 1))
+    attention.out_proj.load_state_dict(pool.out.state_dict())
+    expected, _ = attention(pool.query.expand(3, 1, 16), key, value)
+    assert torch.allclose(pool(features), expected[:, 0], atol=1e-5)
+    assert torch.allclose(pool(features.flip(2, 3)), pool(features), atol=1e-5)
+    assert not torch.allclose(tiny().pool(features.flip(2, 3)), tiny().pool(features), atol=1e-2)
+    assert_learns(tiny(pooling="plain"))
+    loaded = finola.load_weights(finola.save_weights(model, tmp_path / "plain.safetensors")).eval()
+    assert loaded.config.pooling == "plain"
+    x = images(model)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_weights_from_before_there_was_a_choice_of_pooling_load(tmp_path):
+    model = tiny()
+    path = finola.save_weights(model, tmp_path / "new.safetensors")
+    tensors, metadata = read_tensors(path)
+    config = json.loads(metadata["config"])
+    assert config.pop("pooling") == "positions"
+    save_file(tensors, tmp_path / "old.safetensors", metadata | {"config": json.dumps(config)})
+    assert finola.load_weights(tmp_path / "old.safetensors").config == model.config
 
 
 def test_unknown_names_and_options_give_near_ones():

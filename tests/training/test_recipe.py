@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from finola.cli.main import main
 from finola.errors import RecipeError
+from finola.models.decoder import ConvDecoder
 from finola.training.recipe import load_recipe, parse_overrides
 
 
@@ -92,6 +94,19 @@ def test_what_is_allowed(tmp_path):
     assert (recipe.optim.epochs, recipe.optim.batch_size, recipe.optim.base_lr) == (7, 64, 1e-4)
     assert (recipe.data.num_workers, recipe.optim.betas) == (0, (0.8, 0.9))
     assert load_recipe("imagenet/default") == load_recipe("imagenet/default.yaml")
+
+
+@pytest.mark.parametrize("scale", ["imagenet", "imagenette"])
+@pytest.mark.parametrize("row", [8, 16, 32, 64, 128, 256])
+def test_both_readings_of_the_decoders_table(scale, row):
+    """The printed layers are the default; a layer in front meets the published counts."""
+    name = f"{scale}/resolution_{row}"
+    config = load_recipe(name, ["--model.decoder_reduce", "published"]).model_config()
+    assert load_recipe(name).model_config().decoder_reduce is None
+    scale = config.image_size // config.map_size
+    with torch.device("meta"):
+        layers = ConvDecoder(config.embed_dim, scale, config.decoder_reduce, config.decoder_widths)
+        assert layers(torch.rand(1, config.embed_dim, 2, 2)).shape == (1, 3, 2 * scale, 2 * scale)
 
 
 def test_printed_recipe_is_a_recipe(tmp_path):

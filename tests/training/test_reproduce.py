@@ -90,21 +90,25 @@ def test_data_are_checked_before_the_first_run(images, tmp_path):
 
 
 def test_folder_is_for_one_process_one_scale_and_one_set_of_data(images, tmp_path):
-    data = Data([str(images / "train")], [str(images / "val")])
-    inner = opened(tmp_path / "out", "pocket", data)
-    with (opened(tmp_path / "out", "pocket", data),
-          pytest.raises(RecipeError, match="another finola reproduce works in"), inner):
+    out, small = tmp_path / "out", ("--optim.batch_size", "4")
+
+    def found(train="train"):
+        data = Data([str(images / train)], [str(images / "val")])
+        return Reproduction(plan("resolution", overrides=small), data, out).check_data()
+
+    inner = opened(out, "pocket", found())
+    with (opened(out, "pocket", found()), pytest.raises(RecipeError, match="another finola reproduce works in"), inner):
         pass
-    with opened(tmp_path / "out", "pocket", data):
+    with opened(out, "pocket", found()):
         pass
-    with pytest.raises(RecipeError, match="is of another scale"), opened(tmp_path / "out", "imagenette", data):
+    with pytest.raises(RecipeError, match="is of the scale pocket, not imagenette"), opened(out, "imagenette", found()):
         pass
-    other = Data([str(images / "val")], [str(images / "val")])
-    with pytest.raises(RecipeError, match="is of other"), opened(tmp_path / "out", "pocket", other):
+    with (pytest.raises(RecipeError, match=r"other data \(images: 12 files of .*train, not 4 of .*val\)"),
+          opened(out, "pocket", found("val"))):
         pass
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(RecipeError, match="holds other files"), opened(tmp_path / "full", "pocket", data):
+    with pytest.raises(RecipeError, match="holds other files"), opened(tmp_path / "full", "pocket", found()):
         pass
 
 

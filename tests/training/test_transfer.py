@@ -146,6 +146,59 @@ def test_what_does_not_fit_of_masked_e_is_left(options, saved):
     assert changed == expected
 
 
+# masked B -> autoencoder --------------------------------------------------------------------------
+
+MATRICES = {f"autoregression.{name}" for name in ("right", "left", "down", "up")}
+
+
+def test_reconstruction_takes_the_matrices_of_masked_b_at_its_own_width(saved):
+    """720 channels of W720; there is no pooling to take: q starts as a mean of what the matrices act on."""
+    path, donor = saved("masked_b")
+    model = build("autoencoder", embed_dim=720, pool_heads=12)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert transfer(model, path) == "encoder, matrices"
+    after = model.state_dict()
+    passed = {"pool.value.weight", "pool.out.weight"}
+    for name in passed:
+        assert torch.equal(after.pop(name), torch.eye(720))
+    assert taken({k: v for k, v in before.items() if k not in passed}, after, donor) == (
+        MATRICES | set(floats(after, "encoder.")))
+
+
+def test_masked_b_behind_a_linear_layer_hands_that_on_as_values(saved):
+    path, donor = saved("masked_b", embed_dim=64)
+    model = build("autoencoder", embed_dim=64)
+    assert transfer(model, path) == "encoder, matrices"
+    assert torch.equal(model.pool.value.weight, donor["reduce.weight"])
+    assert torch.equal(model.pool.value.bias, donor["reduce.bias"])
+    assert torch.equal(model.pool.out.weight, torch.eye(64))
+    assert torch.equal(model.autoregression.up, donor["autoregression.up"])
+
+
+@pytest.mark.parametrize(("theirs", "ours", "part"), [
+    ("positions", "positions", "encoder, matrices, pooling"), ("plain", "plain", "encoder, matrices, pooling"),
+    ("plain", "positions", "encoder, matrices"), ("positions", "plain", "encoder, matrices"),
+])
+def test_a_pooling_is_taken_by_one_of_its_kind(theirs, ours, part, saved):
+    path, donor = saved("masked_e", pooling=theirs)
+    model = build("autoencoder", pooling=ours)
+    assert transfer(model, path) == part
+    assert torch.equal(model.pool.query, donor["pool.query"]) == part.endswith("pooling")
+
+
+@pytest.mark.parametrize(("source", "target", "options", "part"), [
+    ("masked_b", "masked_b", {}, "whole model"), ("masked_b", "lin", {}, "encoder"),
+    ("lin", "lin", {"new_head": True}, "encoder"), ("lin", "lin", {}, "whole model"),
+])
+def test_what_was_taken_is_said(source, target, options, part, saved):
+    assert transfer(build(target), saved(source)[0], **options) == part
+
+
+def test_a_last_layer_that_stays_behind_is_said(saved):
+    path, _ = saved("lin", num_classes=2, classes=("sun", "rain"))
+    assert transfer(build("lin"), path, new_classes=True) == "all but the last layer"
+
+
 # a ViT of another size ----------------------------------------------------------------------------
 
 

@@ -148,6 +148,11 @@ class Task(LightningModule):
     def panel(self) -> Image.Image | None:
         """An image of the validation that has just ended."""
 
+    def guess_loss(self, examples: Callable[[], Tensor]) -> tuple[float, str] | None:
+        """The loss of a guess that looks at no image, and what it guesses: a run that ends above it has not converged.
+        None where there is no such guess. `examples()` gives some images (n, 3, S, S), perhaps none."""
+        return None
+
     # training
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -262,6 +267,21 @@ def compute_and_reset(metric: Metric) -> Tensor:
     value: Tensor = metric.compute()
     metric.reset()
     return value
+
+
+GUESS_CHUNK = 16  # images whose guess is judged at once
+
+
+def mean_image_loss(loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, device: torch.device) -> float | None:
+    """The mean of `loss(guess, image)`, where each of the images x (n, 3, S, S) is guessed as the mean of the others;
+    None for fewer than two."""
+    if len(x) < 2:
+        return None
+    total, sums = 0.0, x.sum(0)  # (3, S, S)
+    for part in x.split(GUESS_CHUNK):
+        guess = (sums - part) / (len(x) - 1)
+        total += loss(guess.to(device), part.to(device)).item() * len(part)
+    return total / len(x)
 
 
 class PanelImages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from finola.evaluation.masked import fixed_masks, masked_psnr
 from finola.models.masked import MaskedImageModel
 from finola.models.selfsupervised import Moco
 from finola.training.recipe import OptimSection
-from finola.training.tasks.base import PanelImages, Task, compute_and_reset
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset, mean_image_loss
 
 
 class MaskedPredictionTask(Task):
@@ -54,6 +56,16 @@ class MaskedPredictionTask(Task):
     def validation_scores(self) -> dict[str, Tensor]:
         return {"psnr": compute_and_reset(self.val_psnr), "psnr_whole": compute_and_reset(self.val_psnr_whole)}
 
+    def guess_loss(self, examples: Callable[[], Tensor]) -> tuple[float, str] | None:
+        loss = mean_image_loss(self._loss_of_guess, examples(), self.model.mean.device)
+        return None if loss is None else (loss, "the mean patch" if self.model.norm_pix_loss else "the mean image")
+
+    def _loss_of_guess(self, guess: Tensor, x: Tensor) -> Tensor:
+        """The model's own loss over all patches of x (n, 3, S, S), each guessed as that of `guess`."""
+        patches = self.model.patches_of(guess)  # (n, h, w, 3 p p)
+        patches = torch.zeros_like(patches) if self.model.norm_pix_loss else patches
+        return self.model.loss(x, patches, torch.ones(patches.shape[:3], dtype=torch.bool, device=x.device))
+
     def panel(self) -> Image.Image:
         return panel(self._examples.take(), labels=["visible", "prediction", "original"])
 
@@ -78,3 +90,6 @@ class ContrastTask(Task):
 
     def validation_scores(self) -> dict[str, Tensor]:
         return {}
+
+    def guess_loss(self, examples: Callable[[], Tensor]) -> tuple[float, str]:
+        return math.log(1 + self.model.config.queue), "guessing among the queue"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from finola.evaluation.metrics import psnr
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import IMAGENET_STD
 from finola.training.recipe import OptimSection
-from finola.training.tasks.base import PanelImages, Task, compute_and_reset
+from finola.training.tasks.base import PanelImages, Task, compute_and_reset, mean_image_loss
 
 
 class ReconstructionTask(Task):
@@ -60,6 +61,10 @@ class ReconstructionTask(Task):
 
     def validation_scores(self) -> dict[str, Tensor]:
         return {"psnr": compute_and_reset(self.val_psnr), "ssim": compute_and_reset(self.val_ssim)}
+
+    def guess_loss(self, examples: Callable[[], Tensor]) -> tuple[float, str] | None:
+        loss = mean_image_loss(self.loss, examples(), self.scale.device)
+        return None if loss is None else (loss, "the mean image")
 
     def panel(self) -> Image.Image:
         """Some validation images over their reconstructions."""

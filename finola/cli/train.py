@@ -134,8 +134,9 @@ def _header(recipe: Recipe) -> str:
     if before:
         command += f" --weights runs/{scale_of(before[-1], image_scale(scale))}/{before[-1]}/weights.safetensors"
     lines = [f"{run.title} ({run.table.title})", command]
-    lines += [f"paper, {figure.table}, {figure.row}: {figure.metric} {figure.value}"
-              + (f" after {' > '.join(figure.runs[:-1])}" if figure.runs[:-1] else "") for figure in (figures(recipe.name) if recipe.shipped else ())]
+    for figure in figures(recipe.name) if recipe.shipped else ():
+        after = f" after {' > '.join(figure.runs[:-1])}" if figure.runs[:-1] else ""
+        lines.append(f"paper, {figure.table}, {figure.row}: {figure.metric} {figure.value}{after}")
     return "".join(f"# {line}\n" for line in lines)
 
 

@@ -62,7 +62,8 @@ class Stage:
     @property
     def key(self) -> str:
         """Eight hexadecimal digits: equal for runs that do the same."""
-        settings = self.recipe.as_dict()
+        config = self.recipe.model_config()
+        settings = self.recipe.as_dict() | {"model": {"kind": config.kind, **config.to_dict()}}
         for dotted in FREE_KEYS:
             section, _, name = dotted.partition(".")
             settings.get(section, {}).pop(name, None)

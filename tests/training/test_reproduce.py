@@ -33,6 +33,7 @@ def finish(reproduction: Reproduction, stage, **scores: float) -> None:
 def test_rows_share_what_they_can():
     """The same settings under other names, and the pre-training of several metrics, are one run."""
     assert len(plan("resolution", "resolution_16", "image_size_256").stages) == 1
+    assert len(plan("norm+linear", "autoregression_norm_linear_16", "normalisation_layer").stages) == 1
     found = plan("finola-maskfinola", "masked_b", "finola")
     names = [stage.recipe.name.partition("/")[2] for stage in found.stages.values()]
     assert names == ["masked_b_w720", "lin_w720", "tran1_w720", "tran1_ft_w720"] + ["default", "lin_w720", "tran1_w720",

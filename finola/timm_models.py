@@ -8,16 +8,44 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
-from torch import nn
+from torch import Tensor, nn
 
 from finola.models.base import IMAGENET_MEAN, IMAGENET_STD
 from finola.models.mobileformer import CONFIGS, MobileFormer
 
 
+class TimmMobileFormer(MobileFormer):
+    """A Mobile-Former under timm's contract, by which `forward_head` needs what `forward_features` gives and nothing
+    else: the first token, which the classifier reads beside the mean of the map, stands beside the map, as channels
+    that are the same everywhere. The map alone: `forward_intermediates`, or `features_only=True`."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.num_features = self.head_hidden_size
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Image (B, in_chans, H, W) -> map and first token (B, out_channels + d, H/16, W/16)."""
+        final, tokens = self.forward_map_and_tokens(x)
+        token = tokens[:, 0, :, None, None].expand(-1, -1, final.shape[2], final.shape[3])
+        return torch.cat([final, token], dim=1)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Map and first token -> logits (B, num_classes), or their means (B, out_channels + d)."""
+        if not self.global_pool:
+            return x
+        features = x.mean((2, 3))
+        return features if pre_logits else self.head(features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Image -> logits (B, num_classes); features (B, out_channels + d) without head; all of it without pool."""
+        return self.forward_head(self.forward_features(x))
+
+
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
     return build_model_with_cfg(
-        MobileFormer,
+        TimmMobileFormer,
         variant,
         pretrained,
         model_cfg=CONFIGS[variant],

@@ -99,12 +99,20 @@ class DepthwiseConv(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, m * C, H / stride, W / stride)."""
-        multiplier = self.out_channels // self.in_channels
-        if multiplier == 1 or self.stride != (1, 1) or not x.is_cpu:
+        if self.out_channels == self.in_channels or self.stride != (1, 1):
             return super().forward(x)
-        weights = self.weight.unflatten(0, (-1, multiplier)).unbind(1)  # m of (C, 1, 3, 3)
-        maps = [F.conv2d(x, w, padding=1, groups=self.in_channels).permute(0, 2, 3, 1) for w in weights]
-        return torch.stack(maps, dim=4).flatten(3).permute(0, 3, 1, 2)
+        return _multiply_channels(x, self.weight)
+
+
+@torch.fx.wrap
+def _multiply_channels(x: Tensor, weight: Tensor) -> Tensor:
+    """The convolution of `DepthwiseConv` at stride 1: x (B, C, H, W), weight (m * C, 1, 3, 3) -> (B, m * C, H, W)."""
+    channels = x.shape[1]
+    if not x.is_cpu:
+        return F.conv2d(x, weight, padding=1, groups=channels)
+    weights = weight.unflatten(0, (channels, -1)).unbind(1)  # m of (C, 1, 3, 3)
+    maps = [F.conv2d(x, w, padding=1, groups=channels).permute(0, 2, 3, 1) for w in weights]
+    return torch.stack(maps, dim=4).flatten(3).permute(0, 3, 1, 2)
 
 
 def depthwise_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
@@ -147,9 +155,15 @@ def downsample_padding(padding: Tensor | None) -> Tensor | None:
     return None if padding is None else padding[:, ::2, ::2]
 
 
+def heads_of(x: Tensor, num_heads: int, dim: int) -> list[Tensor]:
+    """Each head's part of `dim`, views of x. (By index: a traced tensor cannot be iterated over.)"""
+    parts = x.chunk(num_heads, dim)
+    return [parts[i] for i in range(num_heads)]
+
+
 def map_heads(x: Tensor, num_heads: int) -> list[Tensor]:
     """Map (B, C, H, W) -> each head's (B, C / num_heads, N), views of a channels-last map."""
-    return [head.flatten(2) for head in x.chunk(num_heads, dim=1)]
+    return [head.flatten(2) for head in heads_of(x, num_heads, 1)]
 
 
 class _TwoSlopes(torch.autograd.Function):
@@ -174,6 +188,13 @@ class _TwoSlopes(torch.autograd.Function):
         return (grad * low).addcmul_(above, rise), grad_low, grad_rise
 
 
+@torch.fx.wrap
+def two_slopes(x: Tensor, low: Tensor, rise: Tensor) -> Tensor:
+    """low * x + rise * relu(x): x (B, C, H, W); low, rise (B, C, 1, 1)."""
+    y: Tensor = _TwoSlopes.apply(x, low, rise)
+    return y
+
+
 class DynamicReLU(nn.Module):
     """max(a1 * x, a2 * x) with slopes a1 in [0, 2], a2 in [-1, 1] for each image and channel, from token 0.
 
@@ -192,8 +213,7 @@ class DynamicReLU(nn.Module):
         a1, a2 = slopes[..., None, None].chunk(2, dim=1)  # (B, C, 1, 1) each
         a2 = a2 - 1
         low = torch.minimum(a1, a2)  # the larger product takes the smaller slope where x < 0
-        y: Tensor = _TwoSlopes.apply(x, low, torch.maximum(a1, a2) - low)
-        return y
+        return two_slopes(x, low, torch.maximum(a1, a2) - low)
 
 
 class Bottleneck(nn.Module):
@@ -254,7 +274,7 @@ class MobileToFormer(nn.Module):
         hidden = None if padding is None else padding.flatten(1)[:, None]  # (B, 1, N)
         query = self.query(tokens) * (x.shape[1] // self.num_heads) ** -0.5
         reads = []
-        for q, pixels in zip(query.chunk(self.num_heads, dim=2), map_heads(x, self.num_heads), strict=True):
+        for q, pixels in zip(heads_of(query, self.num_heads, 2), map_heads(x, self.num_heads), strict=True):
             logits = q @ pixels  # (B, T, N)
             if hidden is not None:
                 logits = logits.masked_fill(hidden, float("-inf"))
@@ -308,10 +328,21 @@ class FormerToMobile(nn.Module):
         key = self.key(tokens) * (x.shape[1] // heads) ** -0.5
         value = self.value(tokens)
         reads = []
-        for pixels, k, v in zip(map_heads(x, heads), key.chunk(heads, 2), value.chunk(heads, 2), strict=True):
+        for pixels, k, v in zip(map_heads(x, heads), heads_of(key, heads, 2), heads_of(value, heads, 2), strict=True):
             weights = (k @ pixels).softmax(dim=1)  # (B, T, N), over tokens
             reads.append(weights.mT @ v)  # (B, N, C / heads)
         return x + torch.cat(reads, dim=2).mT.reshape(x.shape)
+
+
+@torch.fx.wrap
+def check_image_size(x: Tensor) -> None:
+    """Raises FinolaError for images (B, C, H, W) whose height or width 16 does not divide."""
+    height, width = x.shape[-2:]
+    if height % ENCODER_STRIDE or width % ENCODER_STRIDE:
+        raise FinolaError(
+            f"image size: got {height}x{width}, expected a height and a width divisible by {ENCODER_STRIDE}; "
+            "resize, crop or pad the image"
+        )
 
 
 class LiteBlock(nn.Module):
@@ -496,21 +527,16 @@ class MobileFormer(nn.Module):
         return final
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Image (B, in_chans, H, W) -> final map (B, out_channels, H/16, W/16).
-
-        `forward_head` needs the tokens too: `forward_head(*forward_map_and_tokens(x))`."""
+        """Image (B, in_chans, H, W) -> final map (B, out_channels, H/16, W/16)."""
         return self.forward_map_and_tokens(x)[0]
-
-    def forward_head(self, x: Tensor, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """Final map and tokens -> logits (B, num_classes), or the features (B, out_channels + d) for them."""
-        if not self.global_pool:
-            return x
-        features = torch.cat([x.mean((2, 3)), tokens[:, 0]], dim=1)
-        return features if pre_logits else self.head(features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Image -> logits (B, num_classes); features (B, out_channels + d) without head; map without pool."""
-        return self.forward_head(*self.forward_map_and_tokens(x))
+        final, tokens = self.forward_map_and_tokens(x)
+        if not self.global_pool:
+            return final
+        logits: Tensor = self.head(torch.cat([final.mean((2, 3)), tokens[:, 0]], dim=1))
+        return logits
 
     def _take(self, indices: int | Sequence[int] | None) -> tuple[list[int], int]:
         """The places of the maps that `indices` names, none negative, and the last of them."""
@@ -522,12 +548,8 @@ class MobileFormer(nn.Module):
         self, x: Tensor, num_stages: int, padding: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Map and tokens after each of the first `num_stages` stages, the tail being part of the last."""
-        height, width = x.shape[-2:]
-        if self.strict_img_size and (height % ENCODER_STRIDE or width % ENCODER_STRIDE):
-            raise FinolaError(
-                f"image size: got {height}x{width}, expected a height and a width divisible by {ENCODER_STRIDE}; "
-                "resize, crop or pad the image"
-            )
+        if self.strict_img_size:
+            check_image_size(x)
         x = self.stem(zero_padding(x, padding))
         padding = downsample_padding(padding)
         x = zero_padding(x, padding)

@@ -1,13 +1,12 @@
 """Encoders with a head: the paper's counts, gradients, freezing, layer-wise decay, bad configurations."""
 
 import pytest
-import timm
 import torch
 
-import finola.timm_models  # noqa: F401  (registers the encoders)
 from finola.errors import FinolaError
 from finola.evaluation.flops import count
 from finola.models.classifier import Classifier, ClassifierConfig
+from finola.models.encoders import create_encoder
 from finola.models.heads import HEADS, LinearHead, TransformerHead, create_head, map_and_tokens
 
 ENCODERS = ("mobileformer_w720", "vit_tiny_patch16_224")
@@ -50,7 +49,7 @@ def test_every_parameter_gets_a_gradient(encoder, head):
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_map_and_token_are_those_of_the_encoder(encoder):
     size = {"img_size": 48} if encoder.startswith("vit") else {}
-    model = timm.create_model(encoder, num_classes=0, **size).eval()
+    model = create_encoder(encoder, **size).eval()
     x = torch.randn(2, 3, 48, 48)
     features, token = map_and_tokens(model, x)
     assert features.shape == (2, model.num_features, 3, 3)

@@ -11,6 +11,7 @@ from training import assert_same_gradients_and_buffers
 import finola.timm_models  # noqa: F401  (registers the encoders)
 from finola.errors import FinolaError
 from finola.evaluation.flops import count
+from finola.models.encoders import create_encoder
 from finola.models.mobileformer import (
     CONFIGS,
     DepthwiseConv,
@@ -104,14 +105,12 @@ def test_count_leaves_the_module_as_it_was():
 @pytest.mark.parametrize("name", CONFIGS)
 def test_shapes(name):
     encoder = meta(name).eval()
-    assert encoder.num_features == WIDTH[name]
     for height, width in ((16, 16), (64, 96), (256, 256)):
         x = meta_image(height, width)
         features, tokens = encoder.forward_map_and_tokens(x)
         assert features.shape == (1, WIDTH[name], height // 16, width // 16)
         assert tokens.shape == (1, 6, TOKEN_DIM[name])
-        assert encoder.forward_head(features, tokens).shape == (1, 1000)
-        assert encoder.forward_head(features, tokens, pre_logits=True).shape == (1, encoder.head_hidden_size)
+        assert encoder(x).shape == (1, 1000)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -142,7 +141,7 @@ def test_intermediates_agree_with_forward():
     features, tokens = encoder.forward_map_and_tokens(x)
     torch.testing.assert_close(final, features)
     torch.testing.assert_close(maps[-1], features)
-    torch.testing.assert_close(encoder.forward_head(features, tokens), encoder(x))
+    torch.testing.assert_close(encoder.head(torch.cat([features.mean((2, 3)), tokens[:, 0]], 1)), encoder(x))
     (last,) = encoder.forward_intermediates(x, indices=1, intermediates_only=True)
     torch.testing.assert_close(last, features)
     early, (same,) = encoder.forward_intermediates(x, indices=[1], stop_early=True)
@@ -158,7 +157,9 @@ def test_reset_classifier():
     encoder.reset_classifier(0)
     assert encoder(x).shape == (2, 720 + 192)
     encoder.reset_classifier(0, "")
-    assert encoder(x).shape == (2, 720, 4, 4)
+    assert encoder(x).shape == (2, 720 + 192, 4, 4)  # the map, and beside it the first token
+    plain = create_encoder(SMALL, global_pool="").double()
+    assert plain(x).shape == (2, 720, 4, 4)
 
 
 @pytest.mark.parametrize("num_classes, pool", [(0, "max"), (10, "")])

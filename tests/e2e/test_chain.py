@@ -21,6 +21,8 @@ SKIES = {"fog": (200, 200, 205), "night": (15, 20, 45), "noon": (70, 140, 230), 
 SHARED = ["--data.num_workers", "0", "--trainer.accelerator", "cpu", "--trainer.val_every", "5",
           "--optim.batch_size", "8"]
 
+WIDE = ["--data.crop_scale", "[0.5, 1]"]  # so that sky and ground are in every crop
+
 
 def make_skies(folder, classes, train=8, val=3):
     """JPEGs of 72x60 pixels: a sky that fades towards the horizon, hills, and the noise of a camera."""
@@ -54,9 +56,9 @@ def chain(tmp_path_factory, one_thread):
                                                 "--data.augment", "false", "--optim.epochs", "10",
                                                 "--optim.base_lr", "5"]),
         ("probe", "tran1_w720", "masked_e_w720", ["--data.image_size", "64", "--optim.epochs", "8",
-                                                  "--optim.base_lr", "0.05"]),
-        ("finetune", "tran1_ft_w720", "tran1_w720", ["--data.image_size", "64", "--optim.epochs", "3",
-                                                     "--optim.base_lr", "0.01"]),
+                                                  "--optim.base_lr", "0.05", *WIDE]),
+        ("finetune", "tran1_ft_w720", "tran1_w720", ["--data.image_size", "64", "--optim.epochs", "5",
+                                                     "--optim.base_lr", "0.01", *WIDE]),
     ]
     for command, name, source, options in steps:
         start = ["--weights", weights_of(folder, source)] if source else []

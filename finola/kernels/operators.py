@@ -114,7 +114,7 @@ class _Grow(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        grad_q, grad_matrices, *_ = _backward(ctx, grad)
+        grad_q, grad_matrices = _backward(ctx, grad)[:2]
         return grad_q, None, *grad_matrices
 
     @staticmethod

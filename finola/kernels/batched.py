@@ -23,7 +23,7 @@ from torch import Tensor
 
 from finola.kernels.grid import state_dtype
 from finola.kernels.plan import HORIZONTAL, VERTICAL, Directions, Plan
-from finola.kernels.rows import normalise_rows, ungrow_rows
+from finola.kernels.rows import add_lines, normalise_rows, ungrow_rows, write_lines
 
 PIECES = 4  # a long sweep's weight gradient is formed in as many products at most, to keep fewer O[k] at a time
 CPU_ROWS, CUDA_ROWS = 384, 16384  # that a product for a weight gradient has at least, where the sweep has as many
@@ -57,7 +57,7 @@ def grow(q: Tensor, weights: Weights, plan: Plan, keep: bool) -> tuple[Tensor, K
             continue
         mean = plan.path == "average" and axis == HORIZONTAL
         origin = plan.line(line, axis[0], 0)  # (L, B, C)
-        _write(plan.line(z, axis[0], 0), origin, mean)
+        write_lines(origin[None], [plan.line(z, axis[0], 0)], mean)
         for directions in plan.second:
             if directions[0] in axis:
                 sweep(origin.expand(len(directions), *origin.shape), directions, dict.fromkeys(axis, z), mean)
@@ -76,27 +76,25 @@ def _sweep(start: Tensor, directions: Directions, target: Weights, mean: bool, p
         normals, rstds = kept
         for normal, direction in zip(normals, directions, strict=True):
             normal[plan.steps[direction] :] = 0  # steps that it does not take
+    lines: list[Tensor] = []  # that z has reached
     for k in range(plan.count(directions)):
         active = plan.active(directions, k)
         n = len(active)
+        write_lines(z[n:], lines[n:], mean)  # of directions at their end
         if plan.normalised:
-            normalise_rows(z[:n], normals[:n, k], rstds[:n, k], plan.eps)
+            normalise_rows(z[:n], normals[:n, k], rstds[:n, k], plan.eps, lines[:n], mean)
         else:
+            write_lines(z, lines[:n], mean)
             normals[:n, k] = z[:n]
         _add_step(z[:n], normals[:n, k], matrices)
-        for direction, state in zip(active, z, strict=False):
-            _write(plan.line(target[direction], direction, k + 1), state, mean)
-
-
-def _write(line: Tensor, state: Tensor, mean: bool) -> None:
-    """Write the state (L, B, C) into a line of the map, or its mean with what the first path has written there."""
-    state = state.flatten(0, 1).contiguous().view_as(state)  # transposed at once, where channels come first
-    line.lerp_(state, 0.5) if mean else line.copy_(state)
+        lines = [plan.line(target[direction], direction, k + 1) for direction in active]
+    write_lines(z, lines, mean)
 
 
 def ungrow(grad: Tensor, kept: Kept, weights: Weights, plan: Plan) -> tuple[Tensor, dict[str, Tensor]]:
     """The gradient of the map (B, H, W, C) -> that of q (B, C), in fp32 at least, and of each matrix (C, C), in the
     product's dtype."""
+    grad = grad if grad.stride(3) == 1 else grad.contiguous()  # channels last, which a loss may not give
     y, x = plan.origin
     dtype = state_dtype(grad)
     weights = {d: _for_backward(matrix, plan.product_dtype) for d, matrix in weights.items()}
@@ -139,12 +137,11 @@ def _unsweep(incoming: Weights, share: float, directions: Directions, normals: T
         g, slot = gradient[: len(active)], k % held
         outer[: len(active), slot] = g
         inward = _product(outer[: len(active), slot], matrices, transpose=False)
+        lines = [plan.line(incoming[direction], direction, k) for direction in active if k]
         if plan.normalised:
-            ungrow_rows(g, inward, normals[: len(active), k], rstds[: len(active), k])
+            ungrow_rows(g, inward, normals[: len(active), k], rstds[: len(active), k], lines, share)
         else:
-            g += inward
-        for own, direction in zip(g, active if k else (), strict=False):
-            own.add_(plan.line(incoming[direction], direction, k), alpha=share)
+            add_lines(g.add_(inward), lines, share)
         if slot == 0:
             for i, direction in enumerate(active):
                 steps = min(held, plan.steps[direction] - k)

@@ -41,15 +41,21 @@ def test_rows_equal_float64(channels, dtype, mean, tolerance):
     z = rows(3, 2, 3, channels, mean=mean)
     normal = torch.full((3, 4, 2, 3, channels), float("nan"), dtype=dtype)[:2, 1]  # a step of two of three directions
     rstd = torch.full((3, 4, 2, 3, 1), float("nan"))[:2, 1]
-    kernels.normalise_rows(z[:2], normal, rstd, 1e-5)
+    z_map = torch.full((3, 5, 6, channels), 4.0)  # (B, H, W, C)
+    lines = [z_map[:, 1, :2].transpose(0, 1), z_map[:, :2, 4].transpose(0, 1)]
+    kernels.normalise_rows(z[:2], normal, rstd, 1e-5, lines, bool(mean))
+    for state, line in zip(z, lines, strict=False):
+        torch.testing.assert_close(line, (state + 4) / 2 if mean else state)
+    assert (z_map == 4).sum() >= (5 * 6 - 4) * 3 * channels  # nothing else is written
     x = z[:2].double().requires_grad_()
     expected = torch.nn.functional.layer_norm(x, [channels], eps=1e-5)
     torch.testing.assert_close(normal.double(), expected.detach(), rtol=tolerance, atol=tolerance)
     inward, gradient = rows(2, 2, 3, channels, dtype=dtype), rows(3, 2, 3, channels)
     outside = gradient.clone()
-    kernels.ungrow_rows(gradient[:2], inward, normal, rstd)
+    kernels.ungrow_rows(gradient[:2], inward, normal, rstd, lines, 0.5)
     slope, = torch.autograd.grad(expected, x, inward.double())
-    torch.testing.assert_close(gradient[:2].double(), outside[:2].double() + slope, rtol=5 * tolerance,
+    torch.testing.assert_close(gradient[:2].double(), outside[:2].double() + slope + 0.5 * torch.stack(lines).double(),
+                               rtol=5 * tolerance,
                                atol=5 * tolerance * rstd.max().item())
     assert torch.equal(gradient[2], outside[2])
 
@@ -80,7 +86,7 @@ def test_the_map_and_its_gradients_equal_the_literal_recursion(as_on_cuda, size,
         state = torch.promote_types(dtype, torch.float32)
         low = {d: w.detach().to(dtype) for d, w in weights.items()}
         z, kept = batched.grow(q.detach().to(state), low, plan, keep=True)
-        grad_q, grad_weights = batched.ungrow(grad.permute(0, 2, 3, 1).contiguous().to(state), kept, low, plan)
+        grad_q, grad_weights = batched.ungrow(grad.permute(0, 2, 3, 1).to(state), kept, low, plan)
         return [z.permute(0, 3, 1, 2), grad_q, *(grad_weights.get(d) for d in low)]
 
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]

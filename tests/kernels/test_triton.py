@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("the interpreter is for machines without CUDA", allow_module_level=True)
 
-from finola.kernels import triton_rows as kernels  # noqa: E402
+from finola.kernels import triton_rows as kernels
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from finola.autoregression import (
     normalise,
 )
 from finola.errors import FinolaError
+from finola.kernels.batched import FEW_CHANNELS
 from finola.kernels.grid import DIRECTIONS, resolve_origin
 
 sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
@@ -59,9 +60,10 @@ def test_equals_the_literal_recursion_with_gradients(path, norm, size, data):
         assert_same([z, *gradients(z, inputs)], [expected, *expected_gradients])
 
 
+@pytest.mark.parametrize("channels", [96, FEW_CHANNELS])  # rows, and channels, one after the other in memory
 @pytest.mark.parametrize("size", [(4, 4), (1, 3), (20, 3)])
-def test_fp32_is_close_to_fp64_with_gradients(size):
-    q, weights = problem(size, channels=96)
+def test_fp32_is_close_to_fp64_with_gradients(channels, size):
+    q, weights = problem(size, channels)
     results = []
     for dtype in (torch.float32, torch.float64):
         inputs = [t.detach().to(dtype).requires_grad_() for t in (q, *weights.values())]

@@ -19,7 +19,6 @@ from finola.kernels import batched
 from finola.kernels.grid import Size
 from finola.kernels.plan import Plan
 
-FEW_CHANNELS = 256  # with fewer, a step on a CPU takes less time than Python needs to start it
 Grown = tuple[Tensor, list[Tensor], list[Tensor]]  # the map (B, H, W, C), and `batched.Kept`
 Gradients = tuple[Tensor, list[Tensor]]  # of q (B, C) and of the matrices
 
@@ -204,7 +203,7 @@ def _ungrow_flops(grad: Sequence[int], normals: Any, rstds: Any, matrices: Any, 
 def _plan(q: Tensor, size: Sequence[int], origin: Sequence[int], path: str, normalised: bool, eps: float,
           product_dtype: torch.dtype) -> Plan:
     (height, width), (y, x) = size, origin
-    lockstep = q.is_cuda or q.shape[-1] < FEW_CHANNELS
+    lockstep = q.is_cuda or q.shape[-1] < batched.FEW_CHANNELS
     return Plan((height, width), (y, x), path, normalised, eps, product_dtype, lockstep)
 
 

@@ -18,8 +18,8 @@ from finola.files import atomic_write
 from finola.provenance import record
 
 # (batch, channels, size, dtype) -> least rate of the forward pass, of forward + backward, most maps of memory
-CPU_BARS = {(8, 1024, 16, "fp32"): (0.8, None, 6.0), (8, 1024, 16, "bf16"): (0.6, None, 6.0)}
-GPU_BARS = {(128, 3072, 16, "bf16"): (0.6, 0.5, None), (1, 3072, 256, "bf16"): (None, None, None)}
+CPU_BARS = {(8, 1024, 16, "fp32"): (0.85, 0.83, 4.6), (8, 1024, 16, "bf16"): (0.7, 0.7, 4.0)}
+GPU_BARS = {(128, 3072, 16, "bf16"): (0.85, 0.75, None), (1, 3072, 256, "bf16"): (None, None, None)}
 
 
 def verdicts(result: OperatorResult, bars: tuple) -> list[dict]:

@@ -20,8 +20,8 @@ is ψ. A position u columns and v rows away from the origin is reached along two
 
 Shapes: B images, C channels, H rows, W columns; q is (B, C), z is (B, C, H, W) in channels-last memory.
 `autoregress_literal` states the recursion position by position; `autoregress_lines` is the paper's parallel
-implementation in plain autograd; `finola.kernels.batched` computes the same faster and in less memory, and
-is what `autoregress` and `Finola` use wherever it applies.
+implementation in plain autograd; `finola.kernels` computes the same faster and in less memory, and is what
+`autoregress` and `Finola` use wherever it applies.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.errors import FinolaError, check_choice
-from finola.kernels.batched import autoregress_batched
 from finola.kernels.grid import Origin, Size, direction_steps, resolve_origin, state_dtype
+from finola.kernels.operators import autoregress_batched
 
 PATHS = ("average", "row_first", "column_first")
+IMPLEMENTATIONS = ("auto", "plain")
 EPS = 1e-5  # q itself is not normalised, so it must stay far below q's variance
 Norm = Callable[[Tensor], Tensor]  # (..., C) -> (..., C)
 
@@ -57,7 +58,7 @@ NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {  # name -> (z (..., C), 
     "batch": batch_normalise,
     "none": lambda z, eps: z,
 }
-FAST_NORMS = ("layer", "none")  # those that finola.kernels.batched knows; others run line by line
+FAST_NORMS = ("layer", "none")  # those that finola.kernels knows; others run line by line
 
 
 def step(z: Tensor, matrix: Tensor, norm: Norm = normalise) -> Tensor:
@@ -85,6 +86,7 @@ def autoregress(
     path: str = "average",
     norm: str = "layer",
     eps: float = EPS,
+    implementation: str = "auto",
 ) -> Tensor:
     """Grow the (B, C, H, W) feature map z out of the vector q (B, C); Eq. 1-3 and Figure 3 of the paper.
 
@@ -97,18 +99,23 @@ def autoregress(
         path: "average" of both paths, or "row_first" (along the row, then along columns) or "column_first".
         norm: "layer" (the paper's), "batch" (statistics of each line over batch and positions) or "none".
         eps: added to the variance before its root.
+        implementation: "auto" is the fast one wherever there is one: two custom operators, which torch.compile,
+            torch.export and torch.func's grad, vmap and jacrev know. "plain" is made of PyTorch's own operations, line
+            by line: for ONNX, for forward-mode derivatives and for gradients of gradients.
 
     Returns:
         z in q's dtype, channels-last. It is computed in fp32 at least; under autocast the matrix products
         alone run in the lower precision.
 
     Raises:
-        FinolaError: an unknown name, a missing matrix or one of another shape, an origin outside the map.
+        FinolaError: an unknown name, a missing matrix or one of another shape, an origin outside the map; with "auto",
+            forward-mode derivatives and gradients of gradients.
     """
     origin = resolve_origin(origin, size)
     given = {"right": right, "left": left, "down": down, "up": up}
     weights = _checked(q, {name: given[name] for name in direction_steps(size, origin)}, path, norm)
-    if norm not in FAST_NORMS or torch.compiler.is_compiling():
+    check_choice("implementation", implementation, IMPLEMENTATIONS)
+    if implementation == "plain" or norm not in FAST_NORMS:
         norms: dict[str, Norm] = dict.fromkeys(weights, lambda z: NORMS[norm](z, eps))
         return autoregress_lines(q, size, weights, norms, origin, path)
     return autoregress_batched(q, size, weights, origin, path, normalised=norm == "layer", eps=eps)
@@ -142,12 +149,12 @@ def autoregress_lines(
     maps = []
     if path != "column_first":
         row = line(z, "left", "right")  # (W, B, C)
-        maps.append(line(row, "up", "down").permute(2, 3, 0, 1))  # (H, W, B, C) -> (B, C, H, W)
+        maps.append(line(row, "up", "down").permute(2, 0, 1, 3))  # (H, W, B, C) -> (B, H, W, C)
     if path != "row_first":
         column = line(z, "up", "down")  # (H, B, C)
-        maps.append(line(column, "left", "right").permute(2, 3, 1, 0))  # (W, H, B, C) -> (B, C, H, W)
+        maps.append(line(column, "left", "right").permute(2, 1, 0, 3))  # (W, H, B, C) -> (B, H, W, C)
     mean = maps[0] if len(maps) == 1 else (maps[0] + maps[1]) / 2
-    return mean.to(q.dtype, memory_format=torch.channels_last)
+    return mean.to(q.dtype).contiguous().permute(0, 3, 1, 2)  # channels-last
 
 
 def autoregress_literal(
@@ -195,14 +202,15 @@ class Finola(nn.Module):
     Args:
         dim: C.
         size: (H, W) of the map.
-        origin, path, norm: as for `autoregress`.
+        origin, path, norm, implementation: as for `autoregress`.
         gain: scale of the initial matrices.
     """
 
     def __init__(self, dim: int, size: Size, origin: Origin = "center", path: str = "average",
-                 norm: str = "layer", gain: float = 0.1):
+                 norm: str = "layer", gain: float = 0.1, implementation: str = "auto"):
         super().__init__()
         check_choice("norm", norm, NORMS)
+        self.implementation = implementation
         self.directions = tuple(direction_steps(size, resolve_origin(origin, size)))
         height, width = size
         self.dim, self.size, self.origin, self.path, self.norm = dim, (height, width), origin, path, norm
@@ -226,7 +234,8 @@ class Finola(nn.Module):
             weights = self.matrices()
         size = self.size if size is None else size
         if self.norm != "batch":
-            return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm)
+            return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm,
+                               implementation=self.implementation)
         origin = resolve_origin(origin, size)
         weights = _checked(q, {d: weights.get(d) for d in direction_steps(size, origin)}, self.path, self.norm)
         norms = {d: _over_lines(self.norms[d]) for d in weights}

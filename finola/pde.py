@@ -288,7 +288,7 @@ def commutator(
     _norm(norm, eps)
     matrices = {"right": right, "left": left, "down": down, "up": up}
     row_first, column_first = (
-        autoregress(q, size, **matrices, origin=origin, path=path, norm=norm, eps=eps)
+        autoregress(q, size, **matrices, origin=origin, path=path, norm=norm, eps=eps, implementation="auto")
         for path in ("row_first", "column_first")
     )
     start = q[:, :, None, None]

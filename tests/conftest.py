@@ -7,6 +7,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one thread for each of several worker
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # Triton asks when it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from coco_data import RECIPES
 from tiny_models import autoencoder
 from training import RECIPE, make_images

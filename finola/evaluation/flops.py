@@ -16,8 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from finola.kernels.batched import HAS_ONEDNN
-
 aten = torch.ops.aten
 
 __all__ = ["Count", "count"]
@@ -54,7 +52,7 @@ class _Flops(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.formulas = FlopCounterMode(display=False, custom_mapping=_onednn()).flop_registry
+        self.formulas = FlopCounterMode(display=False).flop_registry
         self.total = 0
 
     def __torch_dispatch__(
@@ -89,14 +87,6 @@ _QUICK: dict[OpOverload, Callable[..., Any]] = {
     aten._safe_softmax.default: _like,
     aten.addmm.default: _product,
 }
-
-
-def _onednn() -> dict[Any, Callable[..., int]]:
-    """What PyTorch does not count by itself: the operator's products on a CPU (`finola.kernels.batched`)."""
-    def linear(x: tuple[int, int], weight: tuple[int, int], *args: object, **kwargs: object) -> int:
-        return 2 * x[0] * weight[0] * weight[1]
-
-    return {torch.ops.mkldnn._linear_pointwise: linear} if HAS_ONEDNN else {}
 
 
 @contextmanager

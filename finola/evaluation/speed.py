@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from finola.autoregression import autoregress, autoregress_lines, autoregress_literal, normalise
 from finola.kernels.grid import DIRECTIONS, resolve_origin
+from finola.kernels.operators import KERNELS
 from finola.provenance import device_name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -241,7 +242,12 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = operation(*args, **(kwargs or {}))
+        kernel = KERNELS.get(operation)
+        if kernel is None:
+            result = operation(*args, **(kwargs or {}))
+        else:  # torch sees one operation: what it makes meanwhile counts too
+            with self:
+                result = kernel(*args, **(kwargs or {}))
         inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in inputs | self.known:

@@ -6,8 +6,8 @@
     MoCo               the other crop guessed alike among all: ln(1 + queue)
     detection          no such guess: a finite run counts as converged
 
-The loss is that of the last validation, or without validation images the mean training loss of the last epoch. The
-mean image is that of up to 256 validation images (or training ones), spread evenly over the set, and for each of them
+The loss is the mean training loss of the last epoch: one of validation may rise above a guess because a model has
+learnt its training images too well, which is another matter. The mean image is that of up to 256 validation images (or training ones), spread evenly over the set, and for each of them
 the mean of the others. A task says what it is compared with in `Task.guess_loss`.
 """
 
@@ -26,23 +26,23 @@ def why_not_converged(task: Task, images: RunData) -> str | None:
     """What a finished run's loss is above, in words; None for a run that converged."""
     if not all_finite(task.model.state_dict()):
         return "its weights are not finite"
-    split, loss = last_loss(task)
+    loss = last_loss(task)
     if not math.isfinite(loss):
-        return f"the {split} loss is not finite at the end"
+        return "the training loss is not finite at the end"
     with torch.no_grad():
         guess = task.guess_loss(images.examples)
     if guess is None or loss <= guess[0]:
         return None
-    return f"the {split} loss is {loss:.4g} at the end, above the {guess[0]:.4g} of {guess[1]}"
+    return f"the training loss is {loss:.4g} at the end, above the {guess[0]:.4g} of {guess[1]}"
 
 
-def last_loss(task: Task) -> tuple[str, float]:
-    """"validation" or "training", and its loss; not a number where that was not finite."""
-    last = task.history[-1] if task.history else {}
-    if "val_loss" in last:
-        return "validation", math.nan if last["val_loss"] is None else last["val_loss"]
+def last_loss(task: Task) -> float:
+    """The mean training loss of the last epoch; not a number where that was not finite."""
+    if task.history:
+        loss = task.history[-1]["train_loss"]
+        return math.nan if loss is None else loss
     total, _, batches = task.train_sums.tolist()
-    return "training", total / batches if batches else math.nan
+    return total / batches if batches else math.nan
 
 
 def all_finite(tensors: dict[str, Tensor]) -> bool:

@@ -20,7 +20,7 @@ from finola.errors import FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
-    "reproduce", "predict", "eval", "detect", "inspect", "bench", "doctor",
+    "reproduce", "predict", "eval", "export", "detect", "inspect", "bench", "doctor",
 )
 
 
@@ -75,6 +75,7 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
 
 def missing_extra(error: ModuleNotFoundError) -> str:
     extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
+    extras |= dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export")
     extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
     extra = extras.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""

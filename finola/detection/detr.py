@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torchvision.ops import box_convert
 
-from finola.detection.detector import Detector, DetectorConfig
+from finola.detection.detector import SIDE_UNIT, Detector, DetectorConfig
 from finola.detection.heads import DIM, DetrTransformer, MFDec, check_head, create_detection_head
 from finola.detection.matcher import set_losses
+from finola.models.base import ExportPart
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,18 @@ class Detr(Detector):
         boxes = box_convert(boxes, "cxcywh", "xyxy").clamp(0, 1) * torch.stack([_scale(s) for s in originals])[:, None]
         return [{"boxes": b[o], "scores": s[o], "labels": k[o]}
                 for b, s, k, o in zip(boxes, scores, labels, order, strict=True)]
+
+    def export_parts(self) -> dict[str, ExportPart]:
+        """For squares of `image_size`, rounded down to a multiple of 32."""
+        side = self.config.image_size // SIDE_UNIT * SIDE_UNIT
+        example = self.mean.new_zeros(2, 3, side, side)
+        return {"detector": ExportPart(self._scores_and_boxes, example, "image", ("scores", "boxes"))}
+
+    def _scores_and_boxes(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, H, W) -> for each query the scores of the classes (B, N, K), and left, top, right, bottom in parts of
+        the image's sides (B, N, 4)."""
+        logits, boxes = (output[-1] for output in self(images))
+        return logits.float().softmax(-1)[..., :-1], box_convert(boxes, "cxcywh", "xyxy").clamp(0, 1)
 
     def no_weight_decay(self) -> set[str]:
         """Names of the embeddings of encoder and head, which are not decayed."""

@@ -345,7 +345,7 @@ class MFDec(nn.Module):
     def forward(self, maps: dict[int, Tensor], padding: Tensor | None = None) -> list[Tensor]:
         """Maps at strides 8 and 16, zero in the padding (B, H, W) of the encoder's input -> the queries
         (B, num_queries, D) after each block, the last one final."""
-        queries = Tokens(self.query_content.expand(len(maps[16]), -1, -1), self.query_position)
+        queries = Tokens(self.query_content.expand(maps[16].shape[0], -1, -1), self.query_position)
         at32, x = self.blocks32(queries, self.down(maps[16]), padding)
         at16, x = self.blocks16(at32[-1], self.up16(x, maps[16], padding), padding)
         at8, _ = self.blocks8(at16[-1], self.up8(x, maps[8], padding), padding)
@@ -379,7 +379,7 @@ class DetrTransformer(nn.Module):
         """The map at stride 32, padding (B, H, W) of the encoder's input -> the queries (B, num_queries, D) after each
         decoder layer, the last one final."""
         pixels = self.encoder(map_tokens(self.project(maps[32]), padding))
-        queries = Tokens(torch.zeros_like(self.query_position).expand(len(maps[32]), -1, -1), self.query_position)
+        queries = Tokens(torch.zeros_like(self.query_position).expand(maps[32].shape[0], -1, -1), self.query_position)
         outputs = []
         for layer in self.decoder:
             queries = layer(queries, pixels)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
 from finola.errors import FinolaError, check_choice
-from finola.models.base import ImageModel, ModelConfig
+from finola.models.base import ExportPart, ImageModel, ModelConfig
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.linear_start import start_as_shifts, start_from_images
@@ -124,6 +124,11 @@ class FinolaAutoencoder(ImageModel):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) -> its reconstruction, of the same shape."""
         return self.decode(self.encode(x))
+
+    def export_parts(self) -> dict[str, ExportPart]:
+        q = self.mean.new_zeros(2, self.config.embed_dim)
+        return {"encoder": ExportPart(self.encode, self.example_images(), "image", ("q",)),
+                "decoder": ExportPart(self.decode, q, "q", ("image",))}
 
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {"pool.position", "pool.query", "autoregression.position"}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pkgutil import resolve_name
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,15 @@ class ModelConfig:
             raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {unit}")
 
 
+class ExportPart(NamedTuple):
+    """A function of one tensor, (B, ...), that `finola export` writes as an ONNX file."""
+
+    function: Callable[[Tensor], Any]
+    example: Tensor  # of its argument, with B = 2
+    argument: str
+    results: tuple[str, ...]
+
+
 class ImageModel(nn.Module):
     """What all models share: a configuration, the normalisation of images, and an encoder that may be frozen."""
 
@@ -109,6 +118,15 @@ class ImageModel(nn.Module):
         if x.ndim != 4 or x.shape[1:] != (3, size, size):
             raise FinolaError(f"image: got shape {tuple(x.shape)}, expected (B, 3, {size}, {size}); "
                               "finola.reconstruct and finola.predict take photographs of any size")
+
+    def export_parts(self) -> dict[str, ExportPart]:
+        """File name -> what `finola.inference.export` writes into it. Raises FinolaError for a kind that has none."""
+        raise FinolaError(f"model: got one of kind {self.config.kind!r}, expected an autoencoder, a classifier or a "
+                          "DETR; others cannot be exported")
+
+    def example_images(self) -> Tensor:
+        """(2, 3, S, S) images of no content, on the model's device."""
+        return self.mean.new_zeros(2, 3, self.config.image_size, self.config.image_size)
 
     def freeze_encoder(self) -> None:
         """No gradients for the encoder, and its BatchNorm statistics stay as they are, in training mode too."""

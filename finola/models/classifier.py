@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from finola.errors import FinolaError, check_choice
-from finola.models.base import CLASSES_CROP_PCT, IMAGE_KEYS, ImageModel, ModelConfig
+from finola.models.base import CLASSES_CROP_PCT, IMAGE_KEYS, ExportPart, ImageModel, ModelConfig
 from finola.models.encoders import Encoder, create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
 from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
@@ -84,6 +84,9 @@ class Classifier(ImageModel):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, 3, S, S) in [0, 1] -> logits (B, num_classes)."""
         return self.head.classify(*self.features(x))
+
+    def export_parts(self) -> dict[str, ExportPart]:
+        return {"classifier": ExportPart(self.forward, self.example_images(), "image", ("logits",))}
 
     def reset_classifier(self, num_classes: int, classes: tuple[str, ...] = ()) -> None:
         """Replace the last linear layer by a fresh one of `num_classes` outputs, named `classes` if given."""

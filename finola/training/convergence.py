@@ -7,8 +7,9 @@
     detection          no such guess: a finite run counts as converged
 
 The loss is the mean training loss of the last epoch: one of validation may rise above a guess because a model has
-learnt its training images too well, which is another matter. The mean image is that of up to 256 validation images (or training ones), spread evenly over the set, and for each of them
-the mean of the others. A task says what it is compared with in `Task.guess_loss`.
+learnt its training images too well, which is another matter. The mean image is that of up to 256 validation images
+(or training ones), spread evenly over the set, and for each of them the mean of the others. A task says what it is
+compared with in `Task.guess_loss`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What timm's own test suite asks of a model (`tests/test_models.py` there; how to run it on ours: CONTRIBUTING.md), and
-extraction of features by the names of layers."""
+"""What timm's own test suite asks of a model (CONTRIBUTING.md says how to run it on ours), and extraction of features
+by the names of layers."""
 
 from __future__ import annotations
 

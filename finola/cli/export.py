@@ -1,0 +1,117 @@
+"""Write a model as ONNX files, which run without PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finola.cli.options import Subparsers, add_model, weights_identity, weights_path
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from finola.inference.export import Exported
+
+EPILOG = """examples:
+  finola export --out onnx
+  finola export --weights runs/mine/weights.safetensors --data photos --out onnx
+
+Writes encoder.onnx (image -> vector) and decoder.onnx (vector -> image) of an autoencoder, classifier.onnx of a
+classifier, detector.onnx of a DETR, for batches of any size, and README.md, which says what goes in and what comes out.
+Each file is run by onnxruntime beside PyTorch on the images of --data, and what differs is printed.
+"""
+CARD = """# {title}
+
+Written by `finola export` from {weights} (sha256 {sha256}).
+
+| file | in | out |
+|---|---|---|
+{rows}
+
+Images are float32, RGB, channels first, from 0 to 1: the shorter side resized to the model's size by antialiased
+bicubic, the centre square taken. Reconstructions are on the same scale and may leave it a little: clip them.
+
+```python
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession("{first}")
+{results} = session.run(None, {{"{argument}": np.zeros({shape}, np.float32)}})
+```
+"""
+
+
+def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser("export", help="write a model as ONNX files", description=__doc__, epilog=EPILOG)
+    add_model(parser)
+    parser.add_argument("--data", nargs="+", metavar="DIR", help="images to compare on (default: those of finola demo)")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for the ONNX files and README.md")
+    parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from finola.data.images import load_square
+    from finola.files import atomic_write, check_folder
+    from finola.inference.export import export
+    from finola.weights import load_weights
+
+    out, source = check_folder(args.out), weights_path(args)
+    model = load_weights(source).eval()
+    side = next(iter(model.export_parts().values())).example.shape[-1]
+    images = torch.stack([load_square(image, side) for image in _images(args.data)])
+    exported = export(model, out, images)
+    identity = weights_identity(source, model.config)
+    with atomic_write(out / "README.md") as path:
+        path.write_text(_card(exported, identity), encoding="utf-8")
+    report = {**identity, "images": len(images), "files": [_numbers(part) for part in exported]}
+    print(json.dumps(report) if args.json else "\n".join(_line(part, len(images)) for part in exported))
+
+
+def _images(data: list[str] | None) -> list[Image.Image | Path]:
+    """What --data names, at most 16, or those of `finola demo`."""
+    from finola.cli.demo_images import demo_images
+    from finola.cli.images import find_images
+    from finola.data.datasets import spread
+    from finola.errors import DataError
+
+    if data is None:
+        return list(demo_images().values())
+    paths, faults = find_images(data)
+    if faults:
+        raise DataError(faults[0])
+    return [paths[i] for i in spread(len(paths), 16).tolist()]
+
+
+def _numbers(part: Exported) -> dict[str, Any]:
+    onnx, torch = part.milliseconds
+    return {"file": part.path.name, "bytes": part.path.stat().st_size, "in": part.argument, "out": part.results,
+            "difference": part.difference, "onnx_ms": onnx, "torch_ms": torch}
+
+
+def _shape(shape: tuple) -> str:
+    return f"({', '.join(map(str, shape))})"
+
+
+def _line(part: Exported, count: int) -> str:
+    onnx, torch = part.milliseconds
+    return (f"{part.path}: {_signature(part)}, {part.path.stat().st_size / 1e6:.1f} MB; on {count} images at most"
+            f" {part.difference:.1e} of the largest value from torch; {onnx:.1f} ms an image, torch {torch:.1f} ms")
+
+
+def _signature(part: Exported) -> str:
+    given, found = (", ".join(f"{name} {_shape(shape)}" for name, shape in values.items())
+                    for values in (part.argument, part.results))
+    return f"{given} -> {found}"
+
+
+def _card(exported: list[Exported], identity: dict[str, Any]) -> str:
+    first = exported[0]
+    (argument, shape), = first.argument.items()
+    rows = [f"| {part.path.name} | {' | '.join(_signature(part).split(' -> '))} |" for part in exported]
+    results = ", ".join(first.results) + ("," if len(first.results) == 1 else "")
+    return CARD.format(title=Path(identity["weights"]).stem, weights=identity["weights"], sha256=identity["sha256"],
+                       rows="\n".join(rows), first=first.path.name, results=results,
+                       argument=argument, shape=_shape((1, *shape[1:])))

@@ -14,7 +14,9 @@ from torch._ops import OpOverload
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
+
+import finola.kernels.operators  # noqa: F401  (defines torch.ops.finola)
 
 aten = torch.ops.aten
 
@@ -44,6 +46,20 @@ def count(module: nn.Module, *inputs: Any) -> Count:
     with torch.no_grad(), _eval_mode(module), _plain_attention(), _batchnorm_outputs(module) as norms, flops:
         module(*inputs)
     return Count(params, flops.total // 2 + sum(norms))
+
+
+@register_flop_formula(torch.ops.finola.grow)
+def _grow_flops(q: Sequence[int], matrices: Any, size: Sequence[int], origin: Any, path: str, *_: Any,
+                **__: Any) -> int:
+    """Of the operator (`finola.kernels.operators`), from the shapes of its tensors."""
+    paths = 2 if path == "average" else 1
+    return 2 * paths * q[0] * (size[0] * size[1] - 1) * q[1] ** 2
+
+
+@register_flop_formula(torch.ops.finola.ungrow)
+def _ungrow_flops(grad: Sequence[int], normals: Any, rstds: Any, matrices: Any, origin: Any, path: str, *_: Any,
+                  **__: Any) -> int:
+    return 2 * _grow_flops((grad[0], grad[3]), matrices, grad[1:3], origin, path)
 
 
 class _Flops(TorchDispatchMode):

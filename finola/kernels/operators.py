@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from finola.errors import FinolaError
 from finola.kernels import batched
@@ -91,6 +91,14 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     return grad_q, grad_matrices, *(None,) * 7
 
 
+def _at_once(x: Tensor) -> bool:
+    """Whether nothing traces, transforms or counts the call. Then the kernels run without their operators, the first
+    call of which imports torch's compiler: seconds of every process."""
+    followed = (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+                or _get_current_dispatch_mode() is not None)
+    return type(x) in (Tensor, nn.Parameter) and not x.is_meta and not followed
+
+
 grow.register_autograd(_backward, setup_context=_save)
 
 
@@ -101,7 +109,7 @@ class _Grow(torch.autograd.Function):
 
     @staticmethod
     def forward(q: Tensor, options: tuple, *matrices: Tensor) -> tuple[Tensor, ...]:
-        z, normals, rstds = grow(q, matrices, *options)
+        z, normals, rstds = (_grow if _at_once(q) else grow)(q, matrices, *options)
         return z, *normals, *rstds
 
     @staticmethod
@@ -130,7 +138,8 @@ class _Ungrow(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, options: tuple, *saved: Tensor) -> tuple[Tensor, ...]:
         n, *others = options
-        grad_q, grad_matrices = ungrow(grad, saved[:n], saved[n : 2 * n], saved[2 * n :], *others)
+        run = _ungrow if _at_once(grad) else ungrow
+        grad_q, grad_matrices = run(grad, saved[:n], saved[n : 2 * n], saved[2 * n :], *others)
         return grad_q, *grad_matrices
 
     @staticmethod
@@ -182,22 +191,6 @@ def _in_turn(operator: Callable, count: int, in_dims: tuple, arguments: tuple) -
     stacked = [torch.stack(parts) if isinstance(parts[0], Tensor) else list(map(torch.stack, zip(*parts, strict=True)))
                for parts in zip(*results, strict=True)]
     return tuple(stacked), tuple([0] * len(s) if isinstance(s, list) else 0 for s in stacked)
-
-
-# --- counts ---
-
-
-@register_flop_formula(torch.ops.finola.grow)
-def _grow_flops(q: Sequence[int], matrices: Any, size: Sequence[int], origin: Any, path: str, *_: Any,
-                **__: Any) -> int:
-    paths = 2 if path == "average" else 1
-    return 2 * paths * q[0] * (size[0] * size[1] - 1) * q[1] ** 2
-
-
-@register_flop_formula(torch.ops.finola.ungrow)
-def _ungrow_flops(grad: Sequence[int], normals: Any, rstds: Any, matrices: Any, origin: Any, path: str, *_: Any,
-                  **__: Any) -> int:
-    return 2 * _grow_flops((grad[0], grad[3]), matrices, grad[1:3], origin, path)
 
 
 def _plan(q: Tensor, size: Sequence[int], origin: Sequence[int], path: str, normalised: bool, eps: float,

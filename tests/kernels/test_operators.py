@@ -8,6 +8,7 @@ from laws import random_law
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+import finola.evaluation.flops  # noqa: F401  (tells torch how to count the operators)
 from finola.autoregression import Finola, autoregress
 from finola.errors import FinolaError
 from finola.kernels import operators

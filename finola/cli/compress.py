@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.options import Subparsers, add_device, add_model, natural, open_model, positive
+from finola.cli.options import Subparsers, add_device, add_model, natural, open_model, positive, weights_path
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -79,8 +79,9 @@ def add_codec(parser: argparse.ArgumentParser) -> None:
 
 def open_codec(args: argparse.Namespace) -> Codec:
     """The codec of --model or --weights; the calibration of a weights file stands beside it."""
+    from finola.cli.options import weights_path
     from finola.codec import Codec, calibration_path, find_calibration
 
     model = open_model(args)
-    path = calibration_path(args.weights) if args.weights else None
+    path = calibration_path(weights_path(args)) if args.weights else None
     return Codec(model, find_calibration(model, path), args.batch_size)

@@ -82,7 +82,7 @@ def _add_train(commands: Subparsers) -> None:
     parser = commands.add_parser("train", help="train a detector by a recipe", description="Train a detector.",
                                  epilog=TRAIN)
     train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
-                      "the same for validation", "start from the weights in this file, or from its encoder")
+                      "the same for validation", "start from the weights in this file or shipped model, or from its encoder")
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -100,7 +100,7 @@ def _check(recipe: Recipe) -> None:
 def _add_eval(commands: Subparsers) -> None:
     parser = commands.add_parser("eval", help="score a detector", description="COCO's average precision of a detector.",
                                  epilog=EVAL)
-    parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file")
+    parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE [DIR]",
                         help="annotations in COCO's format, and the folder of their images")
     add_limit(parser)
@@ -133,9 +133,10 @@ def _eval(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace, model: Detector, dataset: CocoDetection, evaluation: Evaluation) -> dict:
     from finola.provenance import record
+    from finola.weights import find_weights
 
     return record(model.mean.device, {
-        **weights_identity(Path(args.weights), model.config),
+        **weights_identity(find_weights(args.weights), model.config),
         "data": dataset.source, "images": len(dataset), **evaluation.scores,
         "batch_size": args.batch_size, "latency_ms": evaluation.latency_ms,
         "images_per_second": evaluation.images_per_second, "peak_memory": evaluation.peak_memory,
@@ -185,7 +186,7 @@ def _add_predict(commands: Subparsers) -> None:
     parser = commands.add_parser("predict", help="find the objects on photographs",
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
-    parser.add_argument("--weights", required=True, metavar="FILE", help="a detector's weights file")
+    parser.add_argument("--weights", required=True, metavar="FILE", help="a detector's weights file, or a shipped model's name")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")

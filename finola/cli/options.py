@@ -41,7 +41,8 @@ def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
 def add_model(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)")
-    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it")
+    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it, or a shipped"
+                       " model's name")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -147,8 +148,9 @@ def open_limited(paths: list[str], limit: int | None) -> ImageDataset:
 def weights_path(args: argparse.Namespace) -> Path:
     """The file that --model or --weights means."""
     from finola.registry import DEFAULT_MODEL, pretrained_path
+    from finola.weights import find_weights
 
-    return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    return find_weights(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
 
 
 def weights_identity(path: Path, config: ModelConfig) -> dict[str, Any]:

@@ -26,7 +26,7 @@ and with --data.augment false of the training set too. The options are those of 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "probe", help="train a head on a frozen encoder", description=__doc__, epilog=EPILOG)
-    train.add_options(parser, weights="the pre-trained weights, of any kind")
+    train.add_options(parser, weights="the pre-trained weights, of any kind: a file, or a shipped model's name")
     return parser
 
 

@@ -59,7 +59,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
                         help="draw this many times larger, at least 2 (2 3 4)")
     add_limit(parser)
     parser.add_argument("--against", metavar="WEIGHTS",
-                        help="another model's weights, to compare commutators (default: this one's untrained start)")
+                        help="another model's weights file or shipped name, to compare commutators (default: this one's untrained start)")
     add_model(parser)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")

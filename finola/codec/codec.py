@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from finola.codec.calibration import Calibration, find_calibration
-from finola.codec.container import SIDES, Header, Mode, count_tiles, pack, unpack
+from finola.codec.container import PADDED, SIDES, STRETCHED, Header, Mode, count_tiles, pack, unpack
 from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles, refine
 from finola.data.images import upright_rgb
@@ -69,7 +69,8 @@ class Codec:
         mode = choose_mode(bits, quality, entropy)
         if side is None:
             side = self.model.config.image_size if quality is None and bits else choose_side(quality, width, height)
-        header = Header(width, height, side, overlap, mode, self.calibration.identity)
+        version = STRETCHED if min(width, height) < side else PADDED
+        header = Header(width, height, side, overlap, mode, self.calibration.identity, version)
         if fault := header.fault():
             raise RecipeError(f"{fault}; this image cannot be written so")
         quantiser = self.calibration.quantiser(mode.bits, mode.level)
@@ -85,7 +86,7 @@ class Codec:
         """See `decompress`."""
         header, symbols = read_symbols(data, self.calibration)
         quantiser = self.calibration.quantiser(header.mode.bits, header.mode.level)
-        tiling = Tiling(header.width, header.height, header.side, header.overlap)
+        tiling = Tiling(header.width, header.height, header.side, header.overlap, header.version == PADDED)
         with tqdm(total=len(symbols), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             return tiling.paint(self._tiles(symbols, quantiser, header.side, bar))
 

@@ -24,7 +24,7 @@ from finola.data.images import fit, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError
 from finola.evaluation.metrics import image_psnr
-from finola.inference.tiles import blend, cover, mirrored
+from finola.inference.tiles import blend, cover, enlarged
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import require_evaluation
 
@@ -93,8 +93,8 @@ def reconstruct(
         original = fit(original, size)
     rows, columns = cover(original.height, size), cover(original.width, size)
     corners = [(y, x) for y in rows.starts for x in columns.starts]
-    squares = _reconstructed(model, mirrored(original, size), corners, batch_size, progress)
-    painted = blend(squares, rows, columns).crop((0, 0, *original.size))
+    squares = _reconstructed(model, enlarged(original, size), corners, batch_size, progress)
+    painted = blend(squares, rows, columns).resize(original.size, Image.Resampling.BICUBIC)
     return Reconstruction(
         original, painted, image_psnr(painted, original), (len(rows.starts), len(columns.starts))
     )

@@ -18,7 +18,7 @@ from finola.codec import Calibration, Codec, calibration_path, find_calibration
 from finola.codec.calibrate import sensitivity
 from finola.codec.calibration import STEPS, model_id
 from finola.codec.codec import choose_mode, choose_side, read_symbols
-from finola.codec.container import OVERHEAD, Mode, unpack
+from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles as paint
@@ -44,6 +44,26 @@ WAYS = [{"bits": 1, "entropy": False}, {"bits": 4, "entropy": False}, {"bits": 8
 def test_every_size_comes_back(codec, size, way):
     restored = codec.decompress(codec.compress(picture(*size), **way))
     assert restored.size == size and restored.mode == "RGB"
+
+
+@pytest.mark.parametrize("side", [1, 4, 8, 32])
+def test_flat_squares_keep_their_colour_at_every_size(side):
+    codec, image = Codec(), Image.new("RGB", (side, side), (200, 30, 30))
+    assert image_psnr(codec.decompress(codec.compress(image)), image) > 30
+
+
+def test_a_stream_of_version_1_is_the_top_left_part_of_its_tile(codec):
+    """Until version 2 an image smaller than a tile was padded."""
+    header, symbols = read_symbols(codec.compress(picture(SIZE, SIZE), bits=4, entropy=False, side=SIZE),
+                                   codec.calibration)
+    whole, small = (pack(replace(header, width=side, height=side), pack_bits(symbols, 4)) for side in (SIZE, 9))
+    assert unpack(small)[0].version == 1
+    assert codec.decompress(small).tobytes() == codec.decompress(whole).crop((0, 0, 9, 9)).tobytes()
+
+
+@pytest.mark.parametrize("size, version", [((32, 32), 1), ((31, 60), 2), ((60, 31), 2), ((1, 1), 2)])
+def test_version_2_is_written_where_it_is_needed_alone(codec, size, version):
+    assert unpack(codec.compress(picture(*size), side=SIZE))[0].version == version
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])

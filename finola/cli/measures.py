@@ -73,7 +73,8 @@ def reconstructions(
     from finola.evaluation.reconstruction import evaluate
 
     codes: dict[str, tuple[int, Code]] = {"model": (model.config.embed_dim, model)}
-    codes |= _baselines(args, model, progress)
+    linear, left_out = _baselines(args, model, progress)
+    codes |= linear
     batches = squares(args, dataset, model)
     scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
     rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
@@ -83,10 +84,8 @@ def reconstructions(
         f"{row['psnr_8bit']:8.3f}{row['ssim']:8.4f}{row['images_per_second']:10.1f}"
         for row in rows
     ]
-    note = "PSNR in dB; images/s of the code alone"
-    if args.baselines and not args.train:
-        note = f"PCA left out: it needs --train\n{note}"
-    fields = {"pca_fitted_to": args.train, "scores": rows}
+    note = "\n".join([*left_out, "PSNR in dB; images/s of the code alone"])
+    fields = {"pca_fitted_to": args.train if "PCA" in codes else None, "left_out": left_out, "scores": rows}
     return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
 
 
@@ -177,16 +176,24 @@ def squares(
     return tqdm(batches, bar, total, unit="batch", disable=not progress)
 
 
-def _baselines(args: argparse.Namespace, model: FinolaAutoencoder, progress: bool) -> dict[str, tuple[int, Code]]:
+def _baselines(
+    args: argparse.Namespace, model: FinolaAutoencoder, progress: bool
+) -> tuple[dict[str, tuple[int, Code]], list[str]]:
+    """The linear codes of --baselines, and a line for each that is left out."""
     from finola.data import open_data
     from finola.evaluation.linear_codes import baselines
 
+    numbers, size = model.config.embed_dim, model.config.image_size
     if not args.baselines:
-        return {}
-    train = None
-    if args.train:
-        train = (batch["image"] for batch in squares(args, open_data(args.train), model, progress, "PCA"))
-    return baselines(model.config.embed_dim, model.config.image_size, train)
+        return {}, []
+    if not args.train:
+        return baselines(numbers, size, None), ["PCA left out: it needs --train"]
+    train = open_data(args.train)
+    if len(train) <= numbers:
+        reason = f"{numbers} components need at least {numbers + 1} images in --train, got {len(train)}"
+        return baselines(numbers, size, None), [f"PCA left out: {reason}"]
+    batches = (batch["image"] for batch in squares(args, train, model, progress, "PCA"))
+    return baselines(numbers, size, batches), []
 
 
 def _reconstruction_panel(examples: Examples) -> Image.Image:

@@ -79,7 +79,6 @@ def add_codec(parser: argparse.ArgumentParser) -> None:
 
 def open_codec(args: argparse.Namespace) -> Codec:
     """The codec of --model or --weights; the calibration of a weights file stands beside it."""
-    from finola.cli.options import weights_path
     from finola.codec import Codec, calibration_path, find_calibration
 
     model = open_model(args)

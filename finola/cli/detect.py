@@ -166,7 +166,7 @@ def _write_evaluation(
     out: Path, model: Detector, dataset: CocoDetection, results: list[dict], report: dict
 ) -> None:
     from finola.data.datasets import spread
-    from finola.detection.drawing import draw_small, grid
+    from finola.detection.drawing import beside_truth, grid
     from finola.detection.predict import detect
     from finola.drawing import PANEL_IMAGES
     from finola.files import atomic_write
@@ -174,9 +174,12 @@ def _write_evaluation(
     for name, content in (("scores.json", report), ("detections.json", results)):
         with atomic_write(out / name) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    images = [dataset.load(i) for i in spread(len(dataset), PANEL_IMAGES).tolist()]
+    pairs = []
+    for i in spread(len(dataset), PANEL_IMAGES).tolist():
+        image, truth = dataset.load(i), dataset.target(i, model.config.masks)
+        pairs.append(beside_truth(image, truth, detect(model, image, 0), model.config.classes))
     with atomic_write(out / "panel.png") as temporary:
-        grid([draw_small(p, detect(model, p), model.config.classes) for p in images]).save(temporary, format="png")
+        grid(pairs, columns=2).save(temporary, format="png")
 
 
 # predict ------------------------------------------------------------------------------------------
@@ -224,21 +227,23 @@ def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: 
     from tqdm import tqdm
 
     from finola.data.images import upright_rgb
-    from finola.detection.drawing import draw
+    from finola.detection.detector import class_names
+    from finola.detection.drawing import draw, told
     from finola.detection.predict import detect
     from finola.detection.scores import coco_results
     from finola.files import atomic_write
 
     image, config = upright_rgb(path), model.config
-    found = detect(model, image)
+    found = detect(model, image, 0)
+    nothing = told(found, config.classes, args.threshold)
     keep = found["scores"] >= args.threshold
-    found = {name: value[keep] for name, value in found.items()}
+    found = {name: value[keep] for name, value in found.items() if name != "names"}
     with atomic_write(target) as temporary:
         draw(image, found, config.classes, args.threshold).save(temporary, format="png")
-    names = [config.classes[label] if config.classes else str(label) for label in found["labels"].tolist()]
+    names = class_names(found["labels"], config.classes)
     if not args.json:
         shown = ", ".join(f"{name} {score:.2f}" for name, score in zip(names, found["scores"].tolist(), strict=True))
-        tqdm.write(f"{path}: {shown or 'nothing'}")
+        tqdm.write(f"{path}: {shown or nothing}")
     rows = coco_results(found, number, config.category_ids or tuple(range(config.num_classes)))
     return [{**row, "file_name": str(path), "category": name} for row, name in zip(rows, names, strict=True)]
 

@@ -172,6 +172,14 @@ def test_a_panel_has_room_for_its_captions():
     assert panel.width > 2 * 100
 
 
+def test_lists_are_reconstructed_one_by_one(model, tmp_path):
+    image = photo(40, 50)
+    image.save(tmp_path / "a.png")
+    results = reconstruct(model, [image, tmp_path / "a.png", np.asarray(image), to_tensor(image)], tile=True)
+    assert len({result.reconstruction.tobytes() for result in results}) == 1 and len(results) == 4
+    assert reconstruct(model, []) == []
+
+
 def test_it_is_a_public_name():
     assert finola.reconstruct is reconstruct
 

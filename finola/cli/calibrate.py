@@ -27,7 +27,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         description="Measure what finola compress must know of a model, from training images.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("--weights", required=True, metavar="FILE", help="an autoencoder's weights file, by finola train")
+    parser.add_argument("--weights", required=True, metavar="FILE",
+                        help="an autoencoder's weights file, by finola train")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="training images: folders or shards")
     add_limit(parser, 2400)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the crops (%(default)s)")

@@ -39,6 +39,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--no-entropy", action="store_true", help="with --bits: fixed length, as in the paper")
     parser.add_argument("--refine", type=natural, default=0, metavar="N",
                         help="steps of gradient descent on the vectors against this image (%(default)s); slow")
+    parser.add_argument("--psnr", action="store_true", help="decompress again, and say how near the image comes back")
     parser.add_argument("--side", type=positive, metavar="N", help="pixels of a tile (default: by the quality)")
     parser.add_argument("--overlap", type=natural, default=0, metavar="N", help="pixels that tiles share (%(default)s)")
     add_codec(parser)
@@ -47,6 +48,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     from finola.data.images import SUFFIXES, upright_rgb
+    from finola.evaluation.metrics import image_psnr
     from finola.files import atomic_write
 
     if Path(args.out).resolve() == Path(args.photo).resolve():
@@ -55,18 +57,21 @@ def run(args: argparse.Namespace) -> None:
         raise RecipeError(f"{args.out}: ends like an image, which it is not; choose a name in .fnl")
     image = upright_rgb(args.photo)
     show = sys.stderr.isatty() and not args.json
-    data = open_codec(args).compress(
+    codec = open_codec(args)
+    data = codec.compress(
         image, bits=args.bits, quality=args.quality, entropy=not args.no_entropy, refine=args.refine, side=args.side,
         overlap=args.overlap, progress=show)
     with atomic_write(args.out) as temporary:
         temporary.write_bytes(data)
     report = {"file": args.out, "width": image.width, "height": image.height, "bytes": len(data),
               "bpp": 8 * len(data) / (image.width * image.height)}
+    if args.psnr:
+        report["psnr"] = image_psnr(codec.decompress(data, progress=show), image)
     if args.json:
         print(json.dumps(report))
     else:
         print(f"{args.out}: {image.width}x{image.height} pixels in {len(data):,} bytes, "
-              f"{report['bpp']:.4f} bit per pixel")
+              f"{report['bpp']:.4f} bit per pixel" + (f", {report['psnr']:.2f} dB" if args.psnr else ""))
 
 
 def add_codec(parser: argparse.ArgumentParser) -> None:

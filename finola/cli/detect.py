@@ -82,7 +82,8 @@ def _add_train(commands: Subparsers) -> None:
     parser = commands.add_parser("train", help="train a detector by a recipe", description="Train a detector.",
                                  epilog=TRAIN)
     train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
-                      "the same for validation", "start from the weights in this file or shipped model, or from its encoder")
+                      "the same for validation",
+                      "start from the weights in this file or shipped model, or from its encoder")
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -189,7 +190,8 @@ def _add_predict(commands: Subparsers) -> None:
     parser = commands.add_parser("predict", help="find the objects on photographs",
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
-    parser.add_argument("--weights", required=True, metavar="FILE", help="a detector's weights file, or a shipped model's name")
+    parser.add_argument("--weights", required=True, metavar="FILE",
+                        help="a detector's weights file, or a shipped model's name")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")

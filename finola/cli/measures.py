@@ -99,13 +99,12 @@ def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, 
     batches = squares(args, dataset, model, progress)
     accuracy = evaluate_classifier(model, model.config.num_classes, batches)
     scores = accuracy.means()
-    table = [
-        f"{'top-1':>10}{'top-5':>10}{'mean per class':>16}{'images/s':>10}",
-        f"{scores['top1']:10.2f}{scores['top5']:10.2f}{scores['mean_per_class']:16.2f}"
-        f"{scores['images_per_second']:10.1f}",
-    ]
-    note = "accuracies in percent; images/s of the model alone"
-    fields = {"kind": model.config.kind, "scores": scores}
+    few = model.config.num_classes <= 5  # where every class is among the five likeliest
+    columns = {"top-1": "top1", "top-5": "top5", "mean per class": "mean_per_class", "images/s": "images_per_second"}
+    shown = {name: scores[key] for name, key in columns.items() if not (few and name == "top-5")}
+    table = ["".join(f"{name:>16}" for name in shown), "".join(f"{value:16.2f}" for value in shown.values())]
+    note = f"{_chance(model.config.num_classes)}; accuracies in percent; images/s of the model alone"
+    fields = {"kind": model.config.kind, "chance": 100 / model.config.num_classes, "scores": scores}
     return Measured(fields, table, note, lambda: confusion(accuracy.confusion, readable_names(dataset.classes)))
 
 
@@ -144,15 +143,20 @@ def neighbours(args: argparse.Namespace, model: ImageModel, dataset: ImageDatase
     top1 = neighbours_accuracy(model, known, queries, len(train.classes))
     fields = {
         "kind": model.config.kind,
+        "chance": 100 / len(train.classes),
         "neighbours": {"k": NEIGHBOURS, "train": args.train, "images": len(train)},
         "scores": {"knn_top1": top1},
     }
     table = [f"{'k-NN top-1':>10}", f"{top1:10.2f}"]
-    note = f"votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
+    note = f"{_chance(len(train.classes))}; votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
     return Measured(fields, table, note)
 
 
 # --- what they share ---------------------------------------------------------------------------------------
+
+
+def _chance(classes: int) -> str:
+    return f"a guess among {classes} classes is right in {100 / classes:.2f} %"
 
 
 def squares(

@@ -1,8 +1,8 @@
 """Where a run comes from: the weights it started from, the files of its images, and which of the paper's figures are
 its own. It stands in recipe.yaml, in the checkpoint's identity, in result.json and in the metadata of the weights:
 
-    weights: {file, sha256, recipe, runs, part} of the weights file or shipped model, or null; `recipe` made it, after the other `runs`
-             (null where one of them was no shipped recipe as it stands); `part` is what was taken
+    weights: {file, sha256, recipe, runs, part} of the weights file or shipped model, or null; `recipe` made it, after
+             the other `runs` (null where one of them was no shipped recipe as it stands); `part` is what was taken
     files:   {train, val}: {paths, files, sha256} of the images, or null; see `finola.data.fingerprint`
 """
 

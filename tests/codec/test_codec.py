@@ -334,6 +334,16 @@ def test_the_commands_write_and_read_a_file(weights, tmp_path, capsys):
     assert unpack((tmp_path / "a.fnl").read_bytes())[0].mode == Mode(4, None, False)
 
 
+def test_compress_says_how_near_the_image_comes_back(tmp_path, capsys):
+    picture(40, 36).save(tmp_path / "a.png")
+    words = ["compress", str(tmp_path / "a.png"), str(tmp_path / "a.fnl"), "--psnr"]
+    assert cli.main(words) == 0 and " dB" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 0
+    restored = Codec().decompress((tmp_path / "a.fnl").read_bytes())
+    expected = image_psnr(restored, picture(40, 36))
+    assert json.loads(capsys.readouterr().out)["psnr"] == pytest.approx(expected, abs=0.01)
+
+
 def test_calibrate_makes_the_codec_ready_for_new_weights(codec, tmp_path, capsys):
     weights = save_weights(codec.model, tmp_path / "mine.safetensors")
     for i in range(12):

@@ -115,7 +115,9 @@ def _load(paths: list[Path], size: int) -> Tensor:
     return torch.stack([load_square(path, size) for path in paths])
 
 
-def _statistics(args: argparse.Namespace, model: FinolaAutoencoder, weights: Path, out: Path) -> tuple[Statistics, dict[str, str]]:
+def _statistics(
+    args: argparse.Namespace, model: FinolaAutoencoder, weights: Path, out: Path
+) -> tuple[Statistics, dict[str, str]]:
     """The statistics, read or made and kept, and of which images they are."""
     from finola.analysis.embedding import check_counts
     from finola.analysis.statistics import embedding_statistics, load_statistics, save_statistics

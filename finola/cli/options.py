@@ -90,6 +90,17 @@ def natural(text: str) -> int:
     return _at_least(0, text)
 
 
+def above_zero(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0")
+    return value
+
+
 def share(text: str) -> float:
     """A number above 0, at most 1, for argparse."""
     try:

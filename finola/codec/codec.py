@@ -29,6 +29,7 @@ from finola.inference.tiles import Tiling
 from finola.models.autoencoder import FinolaAutoencoder
 
 BATCH = 16
+QUALITIES = range(1, 101)
 DEFAULT_QUALITY = 50
 # what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
 # near that of the model itself at each side (found on photographs with the shipped weights)
@@ -82,6 +83,30 @@ class Codec:
 
         return pack(header, encode(symbols, self.calibration, quantiser))
 
+    def compress_to(self, image: Image.Image | str | Path, most: int, *, refine: int = 0, side: int | None = None,
+                    overlap: int = 0, progress: bool = False) -> tuple[bytes, int]:
+        """The stream of the highest quality that takes at most so many bytes, and that quality.
+
+        The image is compressed some seven times, by bisection: bytes grow with the quality, but for small jumps where
+        the tiles change.
+
+        Raises:
+            RecipeError: not even quality 1 is that small; and see `compress`.
+        """
+        image, fits, too_large = upright_rgb(image), 0, QUALITIES.stop
+        best, smallest = b"", None
+        while too_large - fits > 1:
+            quality = (fits + too_large) // 2
+            data = self.compress(image, quality=quality, refine=refine, side=side, overlap=overlap, progress=progress)
+            if len(data) <= most:
+                fits, best = quality, data
+            else:
+                too_large, smallest = quality, len(data)
+        if not best:
+            raise RecipeError(f"target: got {most:,} bytes, expected at least {smallest:,}, which quality 1 takes for this "
+                              "image; larger tiles (side) take less")
+        return best, fits
+
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
         """See `decompress`."""
         header, symbols = read_symbols(data, self.calibration)
@@ -126,7 +151,7 @@ def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
     if bits is not None and quality is None:
         return Mode(bits, None, entropy)
     quality = DEFAULT_QUALITY if quality is None else quality
-    if bits is not None or not entropy or not 1 <= quality <= 100:
+    if bits is not None or not entropy or quality not in QUALITIES:
         raise RecipeError(f"quality: got {quality} with bits={bits} and entropy={entropy}; expected 1 to 100, or bits "
                           "in its place, which alone can do without entropy coding")
     return Mode(None, round(LEVEL_AT_50 + 0.6 * (quality - 50)), True)

@@ -86,6 +86,24 @@ def decode_image(
         raise DataError(" ".join(message.split())) from error
 
 
+def lost(source: str | Path) -> list[str]:
+    """What of an image file does not survive decoding to one upright 8-bit RGB image, in words; often nothing.
+
+    Raises:
+        DataError: as `decode_image`.
+    """
+    decode_image(source)  # names what is wrong with the file
+    with Image.open(source) as image, open(source, "rb") as file:
+        head = file.read(25)
+        frames, deep_png = getattr(image, "n_frames", 1), head[:8] == b"\x89PNG\r\n\x1a\n" and head[24] == 16
+        words = {
+            f"the first of {frames} frames is kept": frames > 1,
+            "rounded to 8 bits": deep_png or image.mode in ("I", "F") or image.mode.startswith("I;16"),
+            "transparency is laid over white": image.has_transparency_data,
+        }
+    return [word for word, holds in words.items() if holds]
+
+
 def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
     """Convert a decoded PIL image of any mode to RGB as the table above says."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):

@@ -344,6 +344,28 @@ def test_compress_says_how_near_the_image_comes_back(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["psnr"] == pytest.approx(expected, abs=0.01)
 
 
+def test_a_target_is_met_by_the_highest_quality_that_fits(codec):
+    image = picture(96, 64)
+    sizes = {quality: len(codec.compress(image, quality=quality)) for quality in (1, 40, 100)}
+    data, quality = codec.compress_to(image, sizes[40])
+    assert len(data) <= sizes[40] and quality >= 40 and data == codec.compress(image, quality=quality)
+    assert codec.compress_to(image, sizes[100])[1] == 100
+    with pytest.raises(RecipeError, match="expected at least .* which quality 1 takes"):
+        codec.compress_to(image, sizes[1] - 1)
+
+
+def test_the_command_keeps_to_a_target_and_says_what_is_lost(tmp_path, capsys):
+    picture(200, 160, "RGBA").save(tmp_path / "a.png")
+    for option, most in (("--target-size", 1500), ("--target-bpp", 0.3)):
+        words = ["compress", str(tmp_path / "a.png"), str(tmp_path / "a.fnl"), option, str(most)]
+        assert cli.main(words) == 0
+        printed = capsys.readouterr().out
+        assert "quality " in printed and printed.count("transparency is laid over white") == 1
+        size = (tmp_path / "a.fnl").stat().st_size
+        assert size <= (most if option == "--target-size" else most * 200 * 160 / 8)
+    assert cli.main([*words, "--no-entropy"]) == 2
+
+
 def test_calibrate_makes_the_codec_ready_for_new_weights(codec, tmp_path, capsys):
     weights = save_weights(codec.model, tmp_path / "mine.safetensors")
     for i in range(12):

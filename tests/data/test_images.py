@@ -17,6 +17,7 @@ from finola.data.images import (
     SUFFIXES,
     center_crop,
     decode_image,
+    lost,
     resize_shorter,
     to_rgb,
     to_tensor,
@@ -285,3 +286,15 @@ def test_arrays_and_tensors_are_taken_where_an_image_is():
 def test_arrays_and_tensors_that_are_no_image(wrong, message):
     with pytest.raises(DataError, match=message):
         upright_rgb(wrong)
+
+
+def test_what_is_lost_of_a_file_is_said(tmp_path):
+    flat = Image.new("RGB", (4, 4))
+    assert lost(saved(flat, tmp_path / "plain.jpg")) == []
+    assert lost(saved(flat.convert("RGBA"), tmp_path / "alpha.png")) == ["transparency is laid over white"]
+    assert lost(saved(Image.new("I;16", (4, 4)), tmp_path / "deep.png")) == ["rounded to 8 bits"]
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    saved(frames[0], tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert lost(tmp_path / "moving.gif") == ["the first of 2 frames is kept"]
+    with pytest.raises(DataError, match="no such file"):
+        lost(tmp_path / "none.png")

@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
 
 def run(args: argparse.Namespace, check: Check | None = None, weights: str | None = None) -> None:
     """`weights` says which weights the command needs; None where it can do without."""
-    from finola.training.recipe import load_recipe
+    from finola.training.recipe import FaultyRecipe, faults_of_data, load_recipe
 
     if args.list:
         _list(check)
@@ -81,7 +81,11 @@ def run(args: argparse.Namespace, check: Check | None = None, weights: str | Non
         args.overrides += ["--trainer.max_time", str(minutes(args.max_time))]
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
-    recipe = load_recipe(args.recipe, args.overrides)
+    try:
+        recipe = load_recipe(args.recipe, args.overrides)
+    except FaultyRecipe as error:
+        faults = faults_of_data(error.recipe, args.data, args.val) if args.data else []
+        raise RecipeError("; ".join([str(error), *faults])) from None
     if args.print_recipe:
         print(_header(recipe) + recipe.as_yaml(), end="")
         return
@@ -156,6 +160,5 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> None:
     from finola.training.engine import fit
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    out = args.out or f"runs/{recipe.name}"
-    fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
+    fit(recipe, args.data, args.val, args.out or f"runs/{recipe.name}", resume=args.resume, allow_changes=args.allow_changes,
         init_from=args.weights, num_classes=args.num_classes, new_head=args.new_head)

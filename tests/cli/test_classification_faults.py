@@ -94,7 +94,8 @@ def test_what_does_not_go_together(words, parts, images, refused):
 def test_faults_of_the_recipe_and_of_the_data_are_one_message(images, refused):
     """With the flag and the value that mend each."""
     parts = ["--model.block_size 2", "images do not fill one batch of 256", "--optim.batch_size 12 or less"]
-    refused(2, parts, "train", "imagenette/masked_b_w720", "--data.image_size", "64", *sets(images))
+    refused(2, parts, "train", "imagenette/masked_b_w720", "--data.image_size", "64", *sets(images),
+            "--optim.batch_size", "256")
 
 
 @pytest.mark.parametrize("option", [

@@ -8,7 +8,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from finola.cli.options import Subparsers, above_zero, add_device, add_model, natural, open_model, positive, weights_path
+from finola.cli.options import (
+    Subparsers,
+    above_zero,
+    add_device,
+    add_model,
+    natural,
+    open_model,
+    positive,
+    weights_path,
+)
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:

@@ -148,7 +148,8 @@ def neighbours(args: argparse.Namespace, model: ImageModel, dataset: ImageDatase
         "scores": {"knn_top1": top1},
     }
     table = [f"{'k-NN top-1':>10}", f"{top1:10.2f}"]
-    note = f"{_chance(len(train.classes))}; votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
+    note = f"{_chance(len(train.classes))}; "
+    note += f"votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
     return Measured(fields, table, note)
 
 

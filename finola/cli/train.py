@@ -160,5 +160,6 @@ def _train(args: argparse.Namespace, recipe: Recipe) -> None:
     from finola.training.engine import fit
 
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    fit(recipe, args.data, args.val, args.out or f"runs/{recipe.name}", resume=args.resume, allow_changes=args.allow_changes,
+    out = args.out or f"runs/{recipe.name}"
+    fit(recipe, args.data, args.val, out, resume=args.resume, allow_changes=args.allow_changes,
         init_from=args.weights, num_classes=args.num_classes, new_head=args.new_head)

@@ -103,8 +103,8 @@ class Codec:
             else:
                 too_large, smallest = quality, len(data)
         if not best:
-            raise RecipeError(f"target: got {most:,} bytes, expected at least {smallest:,}, which quality 1 takes for this "
-                              "image; larger tiles (side) take less")
+            raise RecipeError(f"target: got {most:,} bytes, expected at least {smallest:,}, which quality 1 takes for "
+                              "this image; larger tiles (side) take less")
         return best, fits
 
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:

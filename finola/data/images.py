@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor
 from finola.errors import DataError, RecipeError, check_choice
 
 ImageLike: TypeAlias = Image.Image | str | Path | np.ndarray | Tensor  # what `upright_rgb` takes
+SeveralImages: TypeAlias = list[Any] | tuple[Any, ...]  # of ImageLike: a list of paths is no list of this union
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, overload
 
 import torch
 
-from finola.data.images import ImageLike, to_tensor, upright_rgb
+from finola.data.images import ImageLike, SeveralImages, to_tensor, upright_rgb
 from finola.detection.detector import THRESHOLD, Detector, class_names, require_detector
 from finola.detection.loader import pad_batch, padding_of
 from finola.detection.transforms import view_image, whole_view
@@ -20,12 +19,12 @@ def detect(model: Detector, image: ImageLike, threshold: float = THRESHOLD) -> d
 
 
 @overload
-def detect(model: Detector, image: Sequence[ImageLike], threshold: float = THRESHOLD) -> list[dict[str, Any]]: ...
+def detect(model: Detector, image: SeveralImages, threshold: float = THRESHOLD) -> list[dict[str, Any]]: ...
 
 
 @torch.no_grad()
 def detect(
-    model: Detector, image: ImageLike | Sequence[ImageLike], threshold: float = THRESHOLD
+    model: Detector, image: ImageLike | SeveralImages, threshold: float = THRESHOLD
 ) -> dict[str, Any] | list[dict[str, Any]]:
     """What a detector finds on a photograph, the highest score first.
 

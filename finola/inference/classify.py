@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from finola.data.images import ImageLike, load_square, upright_rgb
+from finola.data.images import ImageLike, SeveralImages, load_square, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError, WeightsError
 from finola.models.base import ImageModel, require_evaluation
@@ -52,12 +52,12 @@ def predict(model: Classifier, image: ImageLike, top: int = 5, crop_pct: float |
 
 
 @overload
-def predict(model: Classifier, image: Sequence[ImageLike], top: int = 5,
+def predict(model: Classifier, image: SeveralImages, top: int = 5,
             crop_pct: float | None = None) -> list[list[Prediction]]: ...
 
 
 def predict(
-    model: Classifier, image: ImageLike | Sequence[ImageLike], top: int = 5, crop_pct: float | None = None
+    model: Classifier, image: ImageLike | SeveralImages, top: int = 5, crop_pct: float | None = None
 ) -> list[Prediction] | list[list[Prediction]]:
     """The `top` most likely classes of a photograph, the likeliest first; all classes if there are no more.
 

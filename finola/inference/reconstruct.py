@@ -10,7 +10,7 @@ shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import overload
 
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.data.images import ImageLike, fit, upright_rgb
+from finola.data.images import ImageLike, SeveralImages, fit, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError
 from finola.evaluation.metrics import image_psnr
@@ -70,13 +70,13 @@ def reconstruct(model: FinolaAutoencoder, image: ImageLike, tile: bool = False, 
 
 
 @overload
-def reconstruct(model: FinolaAutoencoder, image: Sequence[ImageLike], tile: bool = False, *, batch_size: int = 16,
+def reconstruct(model: FinolaAutoencoder, image: SeveralImages, tile: bool = False, *, batch_size: int = 16,
                 progress: bool = False) -> list[Reconstruction]: ...
 
 
 def reconstruct(
     model: FinolaAutoencoder,
-    image: ImageLike | Sequence[ImageLike],
+    image: ImageLike | SeveralImages,
     tile: bool = False,
     *,
     batch_size: int = 16,

@@ -492,7 +492,8 @@ def _faults_unaugmented(recipe: Recipe, keeps_features: bool) -> Iterator[str]:
                 "optim.cutmix": recipe.optim.cutmix, "optim.random_erasing": recipe.optim.random_erasing}
     for key, value in changing.items():
         if value:
-            yield f"{key}: got {value}, expected none with data.augment: false"
+            mend = f"--{key} {'null' if isinstance(value, str) else 0}"
+            yield f"{key}: got {value}, expected none with data.augment: false; {mend} turns it off"
 
 
 # words --------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ An image that cannot be decoded stops the command with exit code 3."""
 LEGEND = (
     "residual: error of a step / its length; commutator: difference of the two ways / their length; 0 is exact",
     "finer map: computed on a finer grid, then decoded; finer pixels: the same grid moved by fractions of a pixel",
-    "trained steps: whole positions, as trained; 1/factor: that part of one at a time, by Euler's or Runge-Kutta's rule",
+    "trained steps: whole positions, as trained; 1/factor: that part of one at a time, by Euler or Runge-Kutta",
 )
 
 

@@ -87,8 +87,8 @@ class Codec:
                     overlap: int = 0, progress: bool = False) -> tuple[bytes, int]:
         """The stream of the highest quality that takes at most so many bytes, and that quality.
 
-        The image is compressed some seven times, by bisection: bytes grow with the quality, but for small jumps where
-        the tiles change.
+        The image is compressed some seven times, by bisection. Bytes grow with the quality, by up to a third at once
+        where smaller tiles are taken, so that a stream may stay so far below `most`.
 
         Raises:
             RecipeError: not even quality 1 is that small; and see `compress`.

@@ -76,7 +76,7 @@ def advance(z: Tensor, matrix: Tensor, steps: int, norm: Norm = normalise) -> Te
 
 def autoregress(
     q: Tensor,
-    size: Size,
+    size: Size | int,
     *,
     right: Tensor | None = None,
     left: Tensor | None = None,
@@ -91,8 +91,8 @@ def autoregress(
     """Grow the (B, C, H, W) feature map z out of the vector q (B, C); Eq. 1-3 and Figure 3 of the paper.
 
     Args:
-        q: (B, C), placed at `origin`.
-        size: (H, W) of the map.
+        q: (B, C) floating point, placed at `origin`.
+        size: (H, W) of the map; one number for a square.
         right, left, down, up: the (C, C) matrices A, A₋, B, B₋. Only the directions that the origin leaves
             room for are needed: from "top_left" right and down, from "center" all four.
         origin: (y, x), or "center", "top_left", "top_right", "bottom_left", "bottom_right".
@@ -108,9 +108,10 @@ def autoregress(
         alone run in the lower precision.
 
     Raises:
-        FinolaError: an unknown name, a missing matrix or one of another shape, an origin outside the map; with "auto",
-            forward-mode derivatives and gradients of gradients.
+        FinolaError: an unknown name, a missing matrix or one of another shape, an origin outside the map, a q that is
+            no tensor or of integers; with "auto", forward-mode derivatives and gradients of gradients.
     """
+    size = _both_sides(size)
     origin = resolve_origin(origin, size)
     given = {"right": right, "left": left, "down": down, "up": up}
     weights = _checked(q, {name: given[name] for name in direction_steps(size, origin)}, path, norm)
@@ -201,16 +202,17 @@ class Finola(nn.Module):
 
     Args:
         dim: C.
-        size: (H, W) of the map.
+        size: (H, W) of the map; one number for a square.
         origin, path, norm, implementation: as for `autoregress`.
         gain: scale of the initial matrices.
     """
 
-    def __init__(self, dim: int, size: Size, origin: Origin = "center", path: str = "average",
+    def __init__(self, dim: int, size: Size | int, origin: Origin = "center", path: str = "average",
                  norm: str = "layer", gain: float = 0.1, implementation: str = "auto"):
         super().__init__()
         check_choice("norm", norm, NORMS)
         self.implementation = implementation
+        size = _both_sides(size)
         self.directions = tuple(direction_steps(size, resolve_origin(origin, size)))
         height, width = size
         self.dim, self.size, self.origin, self.path, self.norm = dim, (height, width), origin, path, norm
@@ -226,13 +228,13 @@ class Finola(nn.Module):
         stack = torch.stack([getattr(self, direction) for direction in self.directions])
         return dict(zip(self.directions, stack.unbind(), strict=True))
 
-    def forward(self, q: Tensor, size: Size | None = None, origin: Origin | None = None) -> Tensor:
+    def forward(self, q: Tensor, size: Size | int | None = None, origin: Origin | None = None) -> Tensor:
         """q (B, C) -> z (B, C, H, W). `size` and `origin` replace the module's own for this call."""
         if origin is None:
             origin, weights = self.origin, {direction: getattr(self, direction) for direction in self.directions}
         else:
             weights = self.matrices()
-        size = self.size if size is None else size
+        size = self.size if size is None else _both_sides(size)
         if self.norm != "batch":
             return autoregress(q, size, **weights, origin=origin, path=self.path, norm=self.norm,
                                implementation=self.implementation)
@@ -265,8 +267,17 @@ def _over_lines(norm: nn.Module) -> Norm:
     return lambda z: norm(z.reshape(-1, z.shape[-1])).view_as(z)
 
 
+def _both_sides(size: Size | int) -> Size:
+    """(H, W); one number stands for both, as in torch's own layers."""
+    return (size, size) if isinstance(size, int) else size
+
+
 def _checked(q: Tensor, weights: Mapping[str, Tensor | None], path: str, norm: str) -> dict[str, Tensor]:
     """The matrices, none of which is missing."""
+    if not isinstance(q, Tensor):
+        raise FinolaError(f"q: got {type(q).__name__}, expected a tensor (B, C); torch.as_tensor makes one")
+    if not q.is_floating_point():
+        raise FinolaError(f"q: got {q.dtype}, expected floating-point numbers; take q.float()")
     if q.ndim != 2:
         raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, C)")
     check_choice("path", path, PATHS)

@@ -45,5 +45,7 @@ def check_choice(name: str, value: object, choices: Collection[str], error: type
 
 def near(word: str, names: Iterable[str], most: int = 3) -> str:
     """"; did you mean A or B?" for a message about an unknown word, or nothing where no name is like it."""
-    matches = get_close_matches(word, list(names), n=most, cutoff=0.5)
+    names = list(names)
+    matches = get_close_matches(word, names, n=most, cutoff=0.5)
+    matches = matches or [name for name in names if word in name.split("_")][:most]  # lr -> base_lr
     return f"; did you mean {' or '.join(matches)}?" if matches else ""

@@ -2,6 +2,8 @@
 
     import timm, finola.timm_models
     timm.create_model("mobileformer_w720", features_only=True)
+
+They take images (B, 3, H, W) of any H and W that are multiples of 16; pad or resize others, such as 225x317, first.
 """
 
 from __future__ import annotations

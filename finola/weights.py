@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from finola.errors import FinolaError, WeightsError
+from finola.errors import FinolaError, WeightsError, near
 from finola.files import atomic_write
 from finola.models.base import ImageModel, ModelConfig, ParametersOnMeta
-from finola.registry import KINDS, config_class
+from finola.registry import KINDS, config_class, list_models, pretrained_path
 
 FORMAT = re.compile(r"finola-(\w+)/1")  # with the kind of the model
 WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|module)\.")  # parts of names, left by torch.compile and by DDP
@@ -40,13 +40,33 @@ def save_weights(model: ImageModel, path: str | Path, metadata: Mapping[str, str
     return Path(path)
 
 
-def load_weights(path: str | Path) -> ImageModel:
-    """The model of a file written by `save_weights`, of whatever kind, on the CPU in fp32.
+def find_weights(source: str | Path) -> Path:
+    """The file that "weights" mean, wherever they are asked for: a path, or else a shipped model's name.
 
     Raises:
-        WeightsError: not a safetensors file (pickles are never opened), damaged or cut short, of another program,
-            with missing, unexpected, misshapen or non-finite tensors; the message names the file and the tensor.
+        WeightsError: neither a file nor such a name; the message has near names.
     """
+    if Path(source).is_file():
+        return Path(source)
+    shipped = list_models(pretrained=True)
+    if str(source) in shipped:
+        return pretrained_path(str(source))
+    raise WeightsError(f"{source}: no such file, and no model with shipped weights has that name"
+                       f"{near(str(source), shipped)} (shipped: {', '.join(shipped)})")
+
+
+def load_weights(source: str | Path) -> ImageModel:
+    """The model in a file written by `save_weights`, of whatever kind, on the CPU in fp32.
+
+    Args:
+        source: the file, or the name of a model whose weights are shipped (`finola.list_models(pretrained=True)`).
+
+    Raises:
+        WeightsError: no such file or name, not a safetensors file (pickles are never opened), damaged or cut short, of
+            another program, with missing, unexpected, misshapen or non-finite tensors; the message names the file and
+            the tensor.
+    """
+    path = find_weights(source)
     tensors, metadata = read_tensors(path)
     known = FORMAT.fullmatch(metadata.get("format", ""))
     if known is None or known[1] not in KINDS:

@@ -1,5 +1,6 @@
 """The facts any implementation of the operator must satisfy (docs/operator.md)."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -270,3 +271,22 @@ def test_bad_arguments_are_named(change, message):
     arguments = {"size": (4, 4), **weights, **change}
     with pytest.raises(FinolaError, match=message):
         autoregress(q, **arguments)
+
+
+@pytest.mark.parametrize(("q", "message"), [
+    (np.zeros((1, 4), np.float32), "q: got ndarray, expected a tensor"),
+    (torch.ones(1, 4, dtype=torch.int64), "q: got torch.int64, expected floating-point numbers"),
+])
+def test_a_q_that_is_no_tensor_of_real_numbers_is_refused(q, message):
+    with pytest.raises(FinolaError, match=message):
+        autoregress(q, (4, 4), **random_law(4)[1])
+    for norm in ("layer", "batch"):
+        with pytest.raises(FinolaError, match=message):
+            Finola(4, (4, 4), norm=norm)(q)
+
+
+def test_one_number_is_the_size_of_a_square():
+    q, weights = random_law(4)
+    assert torch.equal(autoregress(q, 8, **weights), autoregress(q, (8, 8), **weights))
+    module = Finola(4, 8)
+    assert module.size == (8, 8) and module(q.float(), 3).shape[-2:] == (3, 3)

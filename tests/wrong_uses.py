@@ -17,9 +17,10 @@ finola.AutoencoderConfig("mobileformer_w720", embed_dim="many")  # E: arg-type
 print(finola.no_such_name)  # E: attr-defined
 
 masked = finola.create_model("masked_finola_b_mfw720")
-finola.reconstruct(masked, "photo.jpg")  # E: arg-type
+finola.reconstruct(masked, "photo.jpg")  # E: call-overload
 model = finola.create_model("finola_mfw720_c768_r8", pretrained=True).eval()
-finola.reconstruct(model, 5)  # E: arg-type
+finola.reconstruct(model, 5)  # E: call-overload
 finola.reconstruct(model, "photo.jpg").psnr.upper()  # E: attr-defined
 good: float = finola.reconstruct(model, "photo.jpg").psnr
+several: list[finola.Reconstruction] = finola.reconstruct(model, ["a.jpg", torch.zeros(3, 8, 8)])
 vector: torch.Tensor = model.encode(torch.zeros(1, 3, 128, 128))

@@ -6,3 +6,21 @@
     growth        the map and the image as the law walks away from q
     equations     how far the law's two equations hold, and finer grids (`finola.pde`)
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from finola.analysis import curvature, embedding, equations, growth, statistics
+
+__all__ = ["curvature", "embedding", "equations", "growth", "statistics"]
+
+
+if not TYPE_CHECKING:  # imported on first use: growth and equations draw with matplotlib
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return import_module(f"finola.analysis.{name}")
+        raise AttributeError(f"module 'finola.analysis' has no attribute {name!r}")

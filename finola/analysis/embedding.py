@@ -269,6 +269,11 @@ def default_counts(dim: int) -> list[int]:
     return sorted({max(1, dim // part) for part in (16, 8, 4, 2, 1)})
 
 
+def told_apart(counts: Sequence[int], dim: int, images: int) -> list[int]:
+    """Those of `counts` that statistics of so many images allow; see `check_counts`."""
+    return [count for count in counts if count < images or count == dim]
+
+
 @torch.no_grad()
 def _decode(model: FinolaAutoencoder, q: Tensor) -> Tensor:
     device = model.mean.device

@@ -7,7 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from finola.cli.options import Subparsers, add_device, add_limit, open_limited, open_model
+from finola.cli.options import Subparsers, add_device, add_limit, open_limited, open_model, weights_path
+from finola.errors import RecipeError
 
 EXAMPLE = """examples:
   finola calibrate --weights runs/mine/weights.safetensors --data imagenette/train
@@ -26,7 +27,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         description="Measure what finola compress must know of a model, from training images.",
         epilog=EXAMPLE,
     )
-    parser.add_argument("--weights", required=True, metavar="FILE", help="an autoencoder's, by finola train")
+    parser.add_argument("--weights", required=True, metavar="FILE",
+                        help="an autoencoder's weights file, by finola train")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="training images: folders or shards")
     add_limit(parser, 2400)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the crops (%(default)s)")
@@ -41,13 +43,17 @@ def run(args: argparse.Namespace) -> None:
     from finola.files import check_folder
     from finola.weights import weights_hash
 
-    target = calibration_path(args.weights)
+    weights = weights_path(args)
+    if weights != Path(args.weights):
+        raise RecipeError(f"--weights: {args.weights} is shipped with its calibration, which its streams need; name a"
+                          " weights file of your own")
+    target = calibration_path(weights)
     check_folder(target.parent, "--weights")
     model, images = open_model(args), open_limited(args.data, args.limit)
     show = sys.stderr.isatty() and not args.json
     calibration = calibrate(model, *embed(model, images, seed=args.seed, progress=show))
     names = ["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]
     calibration.save(target, {"data": json.dumps(names), "images": str(len(images)),
-                              "weights_sha256": weights_hash(args.weights)})
+                              "weights_sha256": weights_hash(weights)})
     report = {"file": str(target), "images": len(images), "bytes": target.stat().st_size}
     print(json.dumps(report) if args.json else f"{target}: {report['bytes']:,} bytes from {len(images)} images")

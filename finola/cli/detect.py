@@ -82,7 +82,8 @@ def _add_train(commands: Subparsers) -> None:
     parser = commands.add_parser("train", help="train a detector by a recipe", description="Train a detector.",
                                  epilog=TRAIN)
     train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
-                      "the same for validation", "start from the weights in this file, or from its encoder")
+                      "the same for validation",
+                      "start from the weights in this file or shipped model, or from its encoder")
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -100,7 +101,7 @@ def _check(recipe: Recipe) -> None:
 def _add_eval(commands: Subparsers) -> None:
     parser = commands.add_parser("eval", help="score a detector", description="COCO's average precision of a detector.",
                                  epilog=EVAL)
-    parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file")
+    parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE [DIR]",
                         help="annotations in COCO's format, and the folder of their images")
     add_limit(parser)
@@ -133,9 +134,10 @@ def _eval(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace, model: Detector, dataset: CocoDetection, evaluation: Evaluation) -> dict:
     from finola.provenance import record
+    from finola.weights import find_weights
 
     return record(model.mean.device, {
-        **weights_identity(Path(args.weights), model.config),
+        **weights_identity(find_weights(args.weights), model.config),
         "data": dataset.source, "images": len(dataset), **evaluation.scores,
         "batch_size": args.batch_size, "latency_ms": evaluation.latency_ms,
         "images_per_second": evaluation.images_per_second, "peak_memory": evaluation.peak_memory,
@@ -165,7 +167,7 @@ def _write_evaluation(
     out: Path, model: Detector, dataset: CocoDetection, results: list[dict], report: dict
 ) -> None:
     from finola.data.datasets import spread
-    from finola.detection.drawing import draw_small, grid
+    from finola.detection.drawing import beside_truth, grid
     from finola.detection.predict import detect
     from finola.drawing import PANEL_IMAGES
     from finola.files import atomic_write
@@ -173,9 +175,12 @@ def _write_evaluation(
     for name, content in (("scores.json", report), ("detections.json", results)):
         with atomic_write(out / name) as temporary:
             temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-    images = [dataset.load(i) for i in spread(len(dataset), PANEL_IMAGES).tolist()]
+    pairs = []
+    for i in spread(len(dataset), PANEL_IMAGES).tolist():
+        image, truth = dataset.load(i), dataset.target(i, model.config.masks)
+        pairs.append(beside_truth(image, truth, detect(model, image, 0), model.config.classes))
     with atomic_write(out / "panel.png") as temporary:
-        grid([draw_small(p, detect(model, p), model.config.classes) for p in images]).save(temporary, format="png")
+        grid(pairs, columns=2).save(temporary, format="png")
 
 
 # predict ------------------------------------------------------------------------------------------
@@ -185,7 +190,8 @@ def _add_predict(commands: Subparsers) -> None:
     parser = commands.add_parser("predict", help="find the objects on photographs",
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
-    parser.add_argument("--weights", required=True, metavar="FILE", help="a detector's weights file")
+    parser.add_argument("--weights", required=True, metavar="FILE",
+                        help="a detector's weights file, or a shipped model's name")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")
@@ -223,21 +229,23 @@ def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: 
     from tqdm import tqdm
 
     from finola.data.images import upright_rgb
-    from finola.detection.drawing import draw
+    from finola.detection.detector import class_names
+    from finola.detection.drawing import draw, told
     from finola.detection.predict import detect
     from finola.detection.scores import coco_results
     from finola.files import atomic_write
 
     image, config = upright_rgb(path), model.config
-    found = detect(model, image)
+    found = detect(model, image, 0)
+    nothing = told(found, config.classes, args.threshold)
     keep = found["scores"] >= args.threshold
-    found = {name: value[keep] for name, value in found.items()}
+    found = {name: value[keep] for name, value in found.items() if name != "names"}
     with atomic_write(target) as temporary:
         draw(image, found, config.classes, args.threshold).save(temporary, format="png")
-    names = [config.classes[label] if config.classes else str(label) for label in found["labels"].tolist()]
+    names = class_names(found["labels"], config.classes)
     if not args.json:
         shown = ", ".join(f"{name} {score:.2f}" for name, score in zip(names, found["scores"].tolist(), strict=True))
-        tqdm.write(f"{path}: {shown or 'nothing'}")
+        tqdm.write(f"{path}: {shown or nothing}")
     rows = coco_results(found, number, config.category_ids or tuple(range(config.num_classes)))
     return [{**row, "file_name": str(path), "category": name} for row, name in zip(rows, names, strict=True)]
 

@@ -92,16 +92,10 @@ def run(args: argparse.Namespace) -> None:
 
 def _open(name: str, device: torch.device) -> tuple[Path, ImageModel]:
     """The weights file that `name` means, and its model."""
-    from finola.factory import create_model
-    from finola.registry import pretrained_path
-    from finola.weights import load_weights
+    from finola.weights import find_weights, load_weights
 
-    path = Path(name)
-    if path.exists() or path.suffix == ".safetensors":
-        model = load_weights(path)
-    else:
-        path, model = pretrained_path(name), create_model(name, pretrained=True)
-    return path, model.to(device).eval()
+    path = find_weights(name)
+    return path, load_weights(path).to(device).eval()
 
 
 def _result(args: argparse.Namespace, path: Path, model: ImageModel, images: int, fields: dict) -> dict:

@@ -28,7 +28,7 @@ of finola train.
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "finetune", help="train a pre-trained encoder and a head", description=__doc__, epilog=EPILOG)
-    train.add_options(parser, weights="pre-trained or probed weights")
+    train.add_options(parser, weights="pre-trained or probed weights: a file, or a shipped model's name")
     return parser
 
 

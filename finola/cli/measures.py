@@ -73,7 +73,8 @@ def reconstructions(
     from finola.evaluation.reconstruction import evaluate
 
     codes: dict[str, tuple[int, Code]] = {"model": (model.config.embed_dim, model)}
-    codes |= _baselines(args, model, progress)
+    linear, left_out = _baselines(args, model, progress)
+    codes |= linear
     batches = squares(args, dataset, model)
     scores, examples = evaluate({name: code for name, (_, code) in codes.items()}, batches, len(dataset), progress)
     rows = [{"code": name, "numbers": codes[name][0], **score.means()} for name, score in scores.items()]
@@ -83,10 +84,8 @@ def reconstructions(
         f"{row['psnr_8bit']:8.3f}{row['ssim']:8.4f}{row['images_per_second']:10.1f}"
         for row in rows
     ]
-    note = "PSNR in dB; images/s of the code alone"
-    if args.baselines and not args.train:
-        note = f"PCA left out: it needs --train\n{note}"
-    fields = {"pca_fitted_to": args.train, "scores": rows}
+    note = "\n".join([*left_out, "PSNR in dB; images/s of the code alone"])
+    fields = {"pca_fitted_to": args.train if "PCA" in codes else None, "left_out": left_out, "scores": rows}
     return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
 
 
@@ -100,13 +99,12 @@ def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, 
     batches = squares(args, dataset, model, progress)
     accuracy = evaluate_classifier(model, model.config.num_classes, batches)
     scores = accuracy.means()
-    table = [
-        f"{'top-1':>10}{'top-5':>10}{'mean per class':>16}{'images/s':>10}",
-        f"{scores['top1']:10.2f}{scores['top5']:10.2f}{scores['mean_per_class']:16.2f}"
-        f"{scores['images_per_second']:10.1f}",
-    ]
-    note = "accuracies in percent; images/s of the model alone"
-    fields = {"kind": model.config.kind, "scores": scores}
+    few = model.config.num_classes <= 5  # where every class is among the five likeliest
+    columns = {"top-1": "top1", "top-5": "top5", "mean per class": "mean_per_class", "images/s": "images_per_second"}
+    shown = {name: scores[key] for name, key in columns.items() if not (few and name == "top-5")}
+    table = ["".join(f"{name:>16}" for name in shown), "".join(f"{value:16.2f}" for value in shown.values())]
+    note = f"{_chance(model.config.num_classes)}; accuracies in percent; images/s of the model alone"
+    fields = {"kind": model.config.kind, "chance": 100 / model.config.num_classes, "scores": scores}
     return Measured(fields, table, note, lambda: confusion(accuracy.confusion, readable_names(dataset.classes)))
 
 
@@ -145,15 +143,21 @@ def neighbours(args: argparse.Namespace, model: ImageModel, dataset: ImageDatase
     top1 = neighbours_accuracy(model, known, queries, len(train.classes))
     fields = {
         "kind": model.config.kind,
+        "chance": 100 / len(train.classes),
         "neighbours": {"k": NEIGHBOURS, "train": args.train, "images": len(train)},
         "scores": {"knn_top1": top1},
     }
     table = [f"{'k-NN top-1':>10}", f"{top1:10.2f}"]
-    note = f"votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
+    note = f"{_chance(len(train.classes))}; "
+    note += f"votes of the {NEIGHBOURS} nearest of {len(train)} images of {train.source}; accuracy in percent"
     return Measured(fields, table, note)
 
 
 # --- what they share ---------------------------------------------------------------------------------------
+
+
+def _chance(classes: int) -> str:
+    return f"a guess among {classes} classes is right in {100 / classes:.2f} %"
 
 
 def squares(
@@ -177,16 +181,24 @@ def squares(
     return tqdm(batches, bar, total, unit="batch", disable=not progress)
 
 
-def _baselines(args: argparse.Namespace, model: FinolaAutoencoder, progress: bool) -> dict[str, tuple[int, Code]]:
+def _baselines(
+    args: argparse.Namespace, model: FinolaAutoencoder, progress: bool
+) -> tuple[dict[str, tuple[int, Code]], list[str]]:
+    """The linear codes of --baselines, and a line for each that is left out."""
     from finola.data import open_data
     from finola.evaluation.linear_codes import baselines
 
+    numbers, size = model.config.embed_dim, model.config.image_size
     if not args.baselines:
-        return {}
-    train = None
-    if args.train:
-        train = (batch["image"] for batch in squares(args, open_data(args.train), model, progress, "PCA"))
-    return baselines(model.config.embed_dim, model.config.image_size, train)
+        return {}, []
+    if not args.train:
+        return baselines(numbers, size, None), ["PCA left out: it needs --train"]
+    train = open_data(args.train)
+    if len(train) <= numbers:
+        reason = f"{numbers} components need at least {numbers + 1} images in --train, got {len(train)}"
+        return baselines(numbers, size, None), [f"PCA left out: {reason}"]
+    batches = (batch["image"] for batch in squares(args, train, model, progress, "PCA"))
+    return baselines(numbers, size, batches), []
 
 
 def _reconstruction_panel(examples: Examples) -> Image.Image:

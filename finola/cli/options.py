@@ -41,7 +41,8 @@ def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
 def add_model(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)")
-    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it")
+    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it, or a shipped"
+                       " model's name")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -87,6 +88,17 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """An integer of at least 0, for argparse."""
     return _at_least(0, text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0")
+    return value
 
 
 def share(text: str) -> float:
@@ -147,8 +159,9 @@ def open_limited(paths: list[str], limit: int | None) -> ImageDataset:
 def weights_path(args: argparse.Namespace) -> Path:
     """The file that --model or --weights means."""
     from finola.registry import DEFAULT_MODEL, pretrained_path
+    from finola.weights import find_weights
 
-    return Path(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    return find_weights(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
 
 
 def weights_identity(path: Path, config: ModelConfig) -> dict[str, Any]:

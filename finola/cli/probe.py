@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   finola probe imagenette/lin_w720 --weights runs/imagenette/masked_b_w720/weights.safetensors \\
       --data imagenette/train --val imagenette/val
-  finola probe imagenette/tran1_w720 --weights W --data mine/train --val mine/val --data.augment false
+  finola probe imagenette/lin_w720 --weights W --data mine/train --val mine/val --data.augment false
 
 The recipe chooses the head: lin (batch norm and a linear layer) or tran-1 (one transformer block). The encoder does
 not change by one bit. Its features of images that are always seen alike are computed once: of the validation set,
@@ -26,7 +26,7 @@ and with --data.augment false of the training set too. The options are those of 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "probe", help="train a head on a frozen encoder", description=__doc__, epilog=EPILOG)
-    train.add_options(parser, weights="the pre-trained weights, of any kind")
+    train.add_options(parser, weights="the pre-trained weights, of any kind: a file, or a shipped model's name")
     return parser
 
 

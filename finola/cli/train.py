@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
                 data: str = "training images: folders or shards", val: str = "validation images",
-                weights: str = "start from the weights in this file, or from its encoder") -> None:
+                weights: str = "start from the weights in this file or shipped model, or from its encoder") -> None:
     """What `finola train`, `probe`, `finetune` and `detect train` share; `metavar`, `data`, `val` say what the data
     are, `weights` which weights it starts from."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")
@@ -70,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
 
 def run(args: argparse.Namespace, check: Check | None = None, weights: str | None = None) -> None:
     """`weights` says which weights the command needs; None where it can do without."""
-    from finola.training.recipe import load_recipe
+    from finola.training.recipe import FaultyRecipe, faults_of_data, load_recipe
 
     if args.list:
         _list(check)
@@ -81,7 +81,11 @@ def run(args: argparse.Namespace, check: Check | None = None, weights: str | Non
         args.overrides += ["--trainer.max_time", str(minutes(args.max_time))]
     if args.seed is not None:
         args.overrides += ["--seed", args.seed]
-    recipe = load_recipe(args.recipe, args.overrides)
+    try:
+        recipe = load_recipe(args.recipe, args.overrides)
+    except FaultyRecipe as error:
+        faults = faults_of_data(error.recipe, args.data, args.val) if args.data else []
+        raise RecipeError("; ".join([str(error), *faults])) from None
     if args.print_recipe:
         print(_header(recipe) + recipe.as_yaml(), end="")
         return

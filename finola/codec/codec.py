@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from finola.codec.calibration import Calibration, find_calibration
-from finola.codec.container import SIDES, Header, Mode, count_tiles, pack, unpack
+from finola.codec.container import PADDED, SIDES, STRETCHED, Header, Mode, count_tiles, pack, unpack
 from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles, refine
 from finola.data.images import upright_rgb
@@ -29,6 +29,7 @@ from finola.inference.tiles import Tiling
 from finola.models.autoencoder import FinolaAutoencoder
 
 BATCH = 16
+QUALITIES = range(1, 101)
 DEFAULT_QUALITY = 50
 # what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
 # near that of the model itself at each side (found on photographs with the shipped weights)
@@ -69,7 +70,8 @@ class Codec:
         mode = choose_mode(bits, quality, entropy)
         if side is None:
             side = self.model.config.image_size if quality is None and bits else choose_side(quality, width, height)
-        header = Header(width, height, side, overlap, mode, self.calibration.identity)
+        version = STRETCHED if min(width, height) < side else PADDED
+        header = Header(width, height, side, overlap, mode, self.calibration.identity, version)
         if fault := header.fault():
             raise RecipeError(f"{fault}; this image cannot be written so")
         quantiser = self.calibration.quantiser(mode.bits, mode.level)
@@ -81,11 +83,35 @@ class Codec:
 
         return pack(header, encode(symbols, self.calibration, quantiser))
 
+    def compress_to(self, image: Image.Image | str | Path, most: int, *, refine: int = 0, side: int | None = None,
+                    overlap: int = 0, progress: bool = False) -> tuple[bytes, int]:
+        """The stream of the highest quality that takes at most so many bytes, and that quality.
+
+        The image is compressed some seven times, by bisection. Bytes grow with the quality, by up to a third at once
+        where smaller tiles are taken, so that a stream may stay so far below `most`.
+
+        Raises:
+            RecipeError: not even quality 1 is that small; and see `compress`.
+        """
+        image, fits, too_large = upright_rgb(image), 0, QUALITIES.stop
+        best, smallest = b"", None
+        while too_large - fits > 1:
+            quality = (fits + too_large) // 2
+            data = self.compress(image, quality=quality, refine=refine, side=side, overlap=overlap, progress=progress)
+            if len(data) <= most:
+                fits, best = quality, data
+            else:
+                too_large, smallest = quality, len(data)
+        if not best:
+            raise RecipeError(f"target: got {most:,} bytes, expected at least {smallest:,}, which quality 1 takes for "
+                              "this image; larger tiles (side) take less")
+        return best, fits
+
     def decompress(self, data: bytes, *, progress: bool = False) -> Image.Image:
         """See `decompress`."""
         header, symbols = read_symbols(data, self.calibration)
         quantiser = self.calibration.quantiser(header.mode.bits, header.mode.level)
-        tiling = Tiling(header.width, header.height, header.side, header.overlap)
+        tiling = Tiling(header.width, header.height, header.side, header.overlap, header.version == PADDED)
         with tqdm(total=len(symbols), desc="tiles", unit="tile", leave=False, disable=not progress) as bar:
             return tiling.paint(self._tiles(symbols, quantiser, header.side, bar))
 
@@ -125,7 +151,7 @@ def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
     if bits is not None and quality is None:
         return Mode(bits, None, entropy)
     quality = DEFAULT_QUALITY if quality is None else quality
-    if bits is not None or not entropy or not 1 <= quality <= 100:
+    if bits is not None or not entropy or quality not in QUALITIES:
         raise RecipeError(f"quality: got {quality} with bits={bits} and entropy={entropy}; expected 1 to 100, or bits "
                           "in its place, which alone can do without entropy coding")
     return Mode(None, round(LEVEL_AT_50 + 0.6 * (quality - 50)), True)

@@ -3,7 +3,7 @@
 | bytes | field    |                                                                                    |
 |-------|----------|------------------------------------------------------------------------------------|
 | 3     | magic    | "FNL"                                                                              |
-| 1     | version  | 1                                                                                  |
+| 1     | version  | 1; 2 where a side of the image is shorter than a tile, and was stretched to one    |
 | 2, 2  | width, height | of the image in pixels                                                      |
 | 2     | side     | of a tile in pixels of the image                                                 |
 | 1     | overlap  | pixels that neighbouring tiles share at least                                      |
@@ -13,6 +13,7 @@
 | ...   | payload  | `finola.codec.entropy`                                                             |
 | 4     | checksum | CRC-32 of all that stands before it                                                |
 
+Earlier writers padded such an image, and wrote version 1: of those a reader keeps the top left part of the tile.
 Everything is checked before anything is allocated: a stream that passes describes an image of at most
 `MAX_PIXELS` pixels in at most `MAX_TILES` tiles.
 """
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 
 from finola.errors import BitstreamError, RecipeError
 
-MAGIC, VERSION = b"FNL", 1
+MAGIC, PADDED, STRETCHED = b"FNL", 1, 2  # the two versions; they differ in images smaller than a tile alone
 HEAD, TAIL = struct.Struct("<3sBHHHBB8sI"), struct.Struct("<I")
 OVERHEAD = HEAD.size + TAIL.size
 MAX_PIXELS = 89_478_485  # as `finola.data.images`; 256 MiB of RGB
@@ -78,6 +79,7 @@ class Header:
     overlap: int
     mode: Mode
     identity: bytes
+    version: int = PADDED
 
     def fault(self) -> str | None:
         """What is wrong with the sizes, or None. Whoever writes a stream and whoever reads one asks this."""
@@ -107,7 +109,7 @@ def count_tiles(length: int, side: int, overlap: int) -> int:
 def pack(header: Header, payload: bytes) -> bytes:
     """The whole stream."""
     h = header
-    head = HEAD.pack(MAGIC, VERSION, h.width, h.height, h.side, h.overlap, h.mode.to_byte(), h.identity, len(payload))
+    head = HEAD.pack(MAGIC, h.version, h.width, h.height, h.side, h.overlap, h.mode.to_byte(), h.identity, len(payload))
     return head + payload + TAIL.pack(zlib.crc32(head + payload))
 
 
@@ -123,15 +125,15 @@ def unpack(data: bytes) -> tuple[Header, bytes]:
     magic, version, width, height, side, overlap, mode, identity, length = HEAD.unpack_from(data)
     if magic != MAGIC:
         raise BitstreamError(f"magic: got {magic!r}, expected {MAGIC!r}; this is no .fnl file")
-    if version != VERSION:
-        raise BitstreamError(f"version: got {version}, expected {VERSION}; update finola")
+    if version not in (PADDED, STRETCHED):
+        raise BitstreamError(f"version: got {version}, expected {PADDED} or {STRETCHED}; update finola")
     if len(data) != OVERHEAD + length:
         raise BitstreamError(f"length: got {len(data)} bytes, expected {OVERHEAD + length} by the header; "
                              "the file is cut short or something follows it")
     (checksum,) = TAIL.unpack_from(data, HEAD.size + length)
     if checksum != (found := zlib.crc32(memoryview(data)[: -TAIL.size])):
         raise BitstreamError(f"checksum: got {found:08x}, expected {checksum:08x}; the file is damaged")
-    header = Header(width, height, side, overlap, Mode.from_byte(mode), identity)
+    header = Header(width, height, side, overlap, Mode.from_byte(mode), identity, version)
     if fault := header.fault():
         raise BitstreamError(fault)
     return header, data[HEAD.size : -TAIL.size]

@@ -21,7 +21,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from finola.errors import DataError, RecipeError, check_choice
+
+ImageLike: TypeAlias = Image.Image | str | Path | np.ndarray | Tensor  # what `upright_rgb` takes
+SeveralImages: TypeAlias = list[Any] | tuple[Any, ...]  # of ImageLike: a list of paths is no list of this union
 
 MAX_PIXELS = 89_478_485  # a quarter of a GiB of RGB; from here on Pillow warns, and we refuse
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif", ".ppm")
@@ -82,6 +85,24 @@ def decode_image(
     except Exception as error:  # a damaged body makes Pillow's decoders raise almost anything
         message = f"{name}: damaged image ({type(error).__name__}: {error}); replace or remove the file"
         raise DataError(" ".join(message.split())) from error
+
+
+def lost(source: str | Path) -> list[str]:
+    """What of an image file does not survive decoding to one upright 8-bit RGB image, in words; often nothing.
+
+    Raises:
+        DataError: as `decode_image`.
+    """
+    decode_image(source)  # names what is wrong with the file
+    with Image.open(source) as image, open(source, "rb") as file:
+        head = file.read(25)
+        frames, deep_png = getattr(image, "n_frames", 1), head[:8] == b"\x89PNG\r\n\x1a\n" and head[24] == 16
+        words = {
+            f"the first of {frames} frames is kept": frames > 1,
+            "rounded to 8 bits": deep_png or image.mode in ("I", "F") or image.mode.startswith("I;16"),
+            "transparency is laid over white": image.has_transparency_data,
+        }
+    return [word for word, holds in words.items() if holds]
 
 
 def to_rgb(image: Image.Image, name: str = "image") -> Image.Image:
@@ -189,8 +210,24 @@ def _is_empty(source: str | Path | bytes | BinaryIO) -> bool:
 LONGEST_FITTED = 4  # sides of an image before it is fitted, in shorter sides; what lies beyond is cropped anyway
 
 
-def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
-    """An image, or the one in a file, upright RGB; DataError where it cannot be decoded or has no pixels."""
+def upright_rgb(image: ImageLike) -> Image.Image:
+    """An image, or the one in a file, upright RGB.
+
+    Args:
+        image: a path, a PIL image of any size and mode, an array (H, W, 3) or (H, W), or a tensor (3, H, W) or
+            (1, H, W); arrays and tensors hold 8-bit integers, or floating-point numbers from 0 to 1, which are rounded
+            to 8 bits.
+
+    Raises:
+        DataError: cannot be decoded, has no pixels, or is an array or tensor of another shape, type or range.
+    """
+    if isinstance(image, Tensor):
+        if image.ndim != 3 or image.shape[0] not in (1, 3):
+            raise DataError(f"image: got a tensor of shape {tuple(image.shape)}, expected (3, H, W); of a batch, give "
+                            "list(batch)")
+        image = image.detach().cpu().permute(1, 2, 0).numpy()  # (H, W, 3)
+    if isinstance(image, np.ndarray):
+        image = _from_array(image)
     if not isinstance(image, Image.Image):
         return decode_image(image)
     if 0 in image.size:
@@ -198,12 +235,28 @@ def upright_rgb(image: Image.Image | str | Path) -> Image.Image:
     return to_rgb(ImageOps.exif_transpose(image))
 
 
+def _from_array(pixels: np.ndarray) -> Image.Image:
+    """An array (H, W), (H, W, 1) or (H, W, 3) of 8-bit integers or of numbers from 0 to 1."""
+    if pixels.ndim not in (2, 3) or pixels.shape[2:] not in ((), (1,), (3,)):
+        raise DataError(f"image: got an array of shape {pixels.shape}, expected (H, W, 3)")
+    if 0 in pixels.shape:
+        raise DataError(f"image: got {pixels.shape[1]}x{pixels.shape[0]} pixels, expected at least 1x1")
+    if pixels.dtype.kind == "f":
+        if not (pixels.min() >= 0 and pixels.max() <= 1):  # nor NaN
+            raise DataError(f"image: got values from {pixels.min():g} to {pixels.max():g}, expected 0 to 1, or 8-bit "
+                            "integers")
+        pixels = np.rint(pixels.astype(np.float64) * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise DataError(f"image: got an array of {pixels.dtype}, expected 8-bit integers or numbers from 0 to 1")
+    return Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+
+
 def fit(image: Image.Image, size: int, crop_pct: float = 1.0) -> Image.Image:
     """`center_square` of an image of any shape, in bounded memory; as in `finola eval`."""
     return center_square(cut_long(image, LONGEST_FITTED * min(image.size)), size, crop_pct)
 
 
-def load_square(image: Image.Image | str | Path, size: int, crop_pct: float = 1.0) -> Tensor:
+def load_square(image: ImageLike, size: int, crop_pct: float = 1.0) -> Tensor:
     """The centre square of a photograph, (3, size, size) in [0, 1]; see `shorter_side` for `crop_pct`. DataError where
     it cannot be decoded."""
     return to_tensor(fit(upright_rgb(image), size, crop_pct))

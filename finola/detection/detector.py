@@ -14,6 +14,7 @@ perhaps `masks` (n, h, w), and for a detection `scores` (n,).
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -25,6 +26,7 @@ from finola.models.base import ImageModel, ModelConfig
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.mobileformer import MobileFormer, zero_padding
 
+THRESHOLD = 0.5  # the least score of what is shown
 SIDE_UNIT = 32  # sides of a batch are multiples of this many pixels
 
 
@@ -122,6 +124,11 @@ class Detector(ImageModel):
         """Names of the embeddings, which are not decayed (biases and norms are left to the optimiser's rule)."""
         names = super().no_weight_decay() if hasattr(self.encoder, "no_weight_decay") else set()  # timm's ResNets: none
         return names & dict(self.named_parameters()).keys()
+
+
+def class_names(labels: Tensor, classes: Sequence[str]) -> list[str]:
+    """The names of labels (n,); their numbers where the weights hold no names."""
+    return [classes[label] if classes else str(label) for label in labels.tolist()]
 
 
 def require_detector(model: ImageModel, source: str = "model") -> Detector:

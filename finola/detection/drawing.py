@@ -12,10 +12,11 @@ from torch import Tensor
 from torchvision.utils import draw_segmentation_masks
 
 from finola.data.images import to_uint8
+from finola.detection.detector import THRESHOLD, class_names
 from finola.detection.transforms import View, view_boxes, view_image, view_masks
-from finola.drawing import GAP
+from finola.drawing import GAP, LABEL_HEIGHT
 
-THRESHOLD = 0.5  # the least score of what is drawn
+PAIR_WIDTH = 300  # pixels of each image of `beside_truth`
 GOLDEN = 0.618034  # of a turn from one class's hue to the next
 
 
@@ -25,16 +26,18 @@ def draw(image: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
 
     Args:
         found: `boxes` (n, 4) in the image's pixels, `labels` and `scores` (n,), perhaps `masks` (n, H, W) bool, as
-            detectors give them.
+            detectors give them; without `scores`, as in annotations, all are drawn.
         classes: names by label; the numbers where there are none.
         threshold: the least score drawn.
     """
-    keep = (found["scores"] >= threshold).nonzero()[:, 0].tolist()
+    scores = found.get("scores")
+    keep = list(range(len(found["labels"]))) if scores is None else (scores >= threshold).nonzero()[:, 0].tolist()
+    names = class_names(found["labels"], classes)
     colours = [_colour(int(found["labels"][i])) for i in keep]
     if "masks" in found and keep:
         pixels = to_uint8(image)
         for i, colour in zip(keep, colours, strict=True):  # one by one: together, torchvision blackens what they share
-            pixels = draw_segmentation_masks(pixels, found["masks"][i].cpu(), alpha=0.4, colors=colour)
+            pixels = draw_segmentation_masks(pixels, found["masks"][i].cpu().bool(), alpha=0.4, colors=colour)
         image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image = image.copy()
     pen, unit = ImageDraw.Draw(image), math.sqrt(image.width * image.height) / 550  # 1 for 640x480
@@ -42,8 +45,7 @@ def draw(image: Image.Image, found: dict[str, Tensor], classes: Sequence[str],
     for i, colour in reversed(list(zip(keep, colours, strict=True))):  # the highest score last, on top
         left, top, right, bottom = found["boxes"][i].tolist()
         pen.rectangle((left, top, max(left, right), max(top, bottom)), outline=colour, width=max(1, round(2.5 * unit)))
-        label = int(found["labels"][i])
-        text = f"{classes[label] if classes else label} {found['scores'][i]:.2f}"
+        text = names[i] if scores is None else f"{names[i]} {scores[i]:.2f}"
         place = (max(0, min(left, image.width - font.getlength(text))), max(0, top - font.size - 2))
         pen.rectangle(pen.textbbox(place, text, font=font), fill=colour)
         pen.text(place, text, fill="black", font=font)
@@ -58,6 +60,30 @@ def draw_small(image: Image.Image, found: dict[str, Tensor], classes: Sequence[s
     if "masks" in found:
         seen["masks"] = view_masks(found["masks"], view)
     return draw(view_image(image, view), seen, classes)
+
+
+def beside_truth(image: Image.Image, truth: dict[str, Tensor], found: dict[str, Tensor], classes: Sequence[str],
+                 threshold: float = THRESHOLD) -> Image.Image:
+    """The annotated objects of an image | those found on it, both as by `draw_small`, each with a caption."""
+    pair = [draw_small(image, objects, classes, PAIR_WIDTH) for objects in (truth, found)]
+    count = len(truth["labels"])
+    captions = [f"truth: {count} object{'s' * (count != 1)}", f"found: {told(found, classes, threshold)}"]
+    canvas = Image.new("RGB", (2 * PAIR_WIDTH + GAP, LABEL_HEIGHT + pair[0].height), "white")
+    pen, font = ImageDraw.Draw(canvas), _font(11)
+    for left, small, caption in zip((0, PAIR_WIDTH + GAP), pair, captions, strict=True):
+        pen.text((left, 1), caption, fill="black", font=font)
+        canvas.paste(small, (left, LABEL_HEIGHT))
+    return canvas
+
+
+def told(found: dict[str, Tensor], classes: Sequence[str], threshold: float) -> str:
+    """How many objects reach the threshold; where none does, the highest score below it."""
+    count = int((found["scores"] >= threshold).sum())
+    if count or not len(found["scores"]):
+        return f"{count or 'nothing'} with a score of {threshold:g} or more"
+    best = int(found["scores"].argmax())
+    name = class_names(found["labels"], classes)[best]
+    return f"nothing of {threshold:g} or more, at best {name} {found['scores'][best]:.2f}"
 
 
 def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:

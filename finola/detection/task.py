@@ -12,7 +12,7 @@ from torch import Tensor
 
 from finola.data.loader import Batch
 from finola.detection.detector import Detector
-from finola.detection.drawing import draw_small, grid
+from finola.detection.drawing import beside_truth, grid
 from finola.detection.loader import targets_of
 from finola.detection.scores import CocoScores
 from finola.drawing import PANEL_IMAGES, to_image
@@ -60,15 +60,16 @@ class DetectionTask(Task):
 
     def panel(self) -> Image.Image | None:
         drawn, self.drawn = self.drawn, []
-        return grid(drawn) if drawn else None
+        return grid(drawn, columns=2) if drawn else None
 
     def _images(self, batch: Batch) -> Tensor:
         return batch["image"].contiguous(memory_format=self.memory_format)
 
     def _draw(self, batch: Batch, found: list[dict]) -> None:
-        """Keep the first images with what was found on them."""
+        """Keep the first images with what is on them and what was found."""
         for i in range(min(len(found), PANEL_IMAGES - len(self.drawn))):
             height, width = batch["size"][i].tolist()
             picture = to_image(batch["image"][i, :, :height, :width])
             picture = picture.resize(batch["original"][i].flip(0).tolist())
-            self.drawn.append(draw_small(picture, found[i], self.model.config.classes))
+            truth = targets_of(batch)[i]
+            self.drawn.append(beside_truth(picture, truth, found[i], self.model.config.classes))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from finola.data.images import load_square, upright_rgb
+from finola.data.images import ImageLike, SeveralImages, load_square, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError, WeightsError
 from finola.models.base import ImageModel, require_evaluation
@@ -47,14 +47,24 @@ class Prediction:
         return f"{self.name} {100 * self.probability:.1f} %"
 
 
+@overload
+def predict(model: Classifier, image: ImageLike, top: int = 5, crop_pct: float | None = None) -> list[Prediction]: ...
+
+
+@overload
+def predict(model: Classifier, image: SeveralImages, top: int = 5,
+            crop_pct: float | None = None) -> list[list[Prediction]]: ...
+
+
 def predict(
-    model: Classifier, image: Image.Image | str | Path, top: int = 5, crop_pct: float | None = None
-) -> list[Prediction]:
+    model: Classifier, image: ImageLike | SeveralImages, top: int = 5, crop_pct: float | None = None
+) -> list[Prediction] | list[list[Prediction]]:
     """The `top` most likely classes of a photograph, the likeliest first; all classes if there are no more.
 
     Args:
         model: in evaluation mode, on any device.
-        image: a path, or a PIL image of any size and mode. Its shorter side is resized to the model's size over
+        image: a path, a PIL image of any size and mode, an array (H, W, 3) or a tensor (3, H, W); or a list of them,
+            for a list of results. Its shorter side is resized to the model's size over
             `crop_pct` (antialiased bicubic) and the centre square is taken, as in `finola eval`.
         crop_pct: the share of the shorter side that is seen, by default the classifiers' 0.875 (224 of 256 px).
 
@@ -62,6 +72,8 @@ def predict(
         DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
         FinolaError: a model in training mode. RecipeError: a share outside 0 < crop_pct <= 1.
     """
+    if isinstance(image, list | tuple):
+        return [predict(model, one, top, crop_pct) for one in image]
     config = require_classifier(model).config
     square = load_square(image, config.image_size, config.crop_pct if crop_pct is None else crop_pct)
     return predict_squares(model, square[None], top)[0]

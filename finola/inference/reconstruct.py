@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import overload
 
 import numpy as np
 import torch
@@ -20,11 +20,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.data.images import fit, upright_rgb
+from finola.data.images import ImageLike, SeveralImages, fit, upright_rgb
 from finola.drawing import GAP, LABEL_HEIGHT
 from finola.errors import FinolaError
 from finola.evaluation.metrics import image_psnr
-from finola.inference.tiles import blend, cover, mirrored
+from finola.inference.tiles import blend, cover, enlarged
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.models.base import require_evaluation
 
@@ -64,19 +64,30 @@ class Reconstruction:
         return canvas
 
 
+@overload
+def reconstruct(model: FinolaAutoencoder, image: ImageLike, tile: bool = False, *, batch_size: int = 16,
+                progress: bool = False) -> Reconstruction: ...
+
+
+@overload
+def reconstruct(model: FinolaAutoencoder, image: SeveralImages, tile: bool = False, *, batch_size: int = 16,
+                progress: bool = False) -> list[Reconstruction]: ...
+
+
 def reconstruct(
     model: FinolaAutoencoder,
-    image: Image.Image | str | Path,
+    image: ImageLike | SeveralImages,
     tile: bool = False,
     *,
     batch_size: int = 16,
     progress: bool = False,
-) -> Reconstruction:
+) -> Reconstruction | list[Reconstruction]:
     """Encode a photograph to one q, or to one q for each tile, and paint it again.
 
     Args:
         model: in evaluation mode, on any device.
-        image: a path, or a PIL image of any size and mode (`finola.data.images`: how each becomes RGB).
+        image: a path, a PIL image of any size and mode (`finola.data.images`: how each becomes RGB), an array
+            (H, W, 3) or a tensor (3, H, W); or a list of them, for a list of results.
         tile: take the whole image at its own size. Otherwise its shorter side is resized to the model's
             size (antialiased bicubic) and the centre square is taken.
         batch_size: squares at once. Beside the two images in 8 bits, memory holds these and one row of tiles.
@@ -85,6 +96,8 @@ def reconstruct(
     Raises:
         DataError: an image that cannot be decoded or has no pixels. FinolaError: a model in training mode.
     """
+    if isinstance(image, list | tuple):
+        return [reconstruct(model, one, tile, batch_size=batch_size, progress=progress) for one in image]
     require_evaluation(model, "where a square depends on the others of its batch")
     if batch_size < 1:
         raise FinolaError(f"batch_size: got {batch_size}, expected at least 1")
@@ -93,8 +106,8 @@ def reconstruct(
         original = fit(original, size)
     rows, columns = cover(original.height, size), cover(original.width, size)
     corners = [(y, x) for y in rows.starts for x in columns.starts]
-    squares = _reconstructed(model, mirrored(original, size), corners, batch_size, progress)
-    painted = blend(squares, rows, columns).crop((0, 0, *original.size))
+    squares = _reconstructed(model, enlarged(original, size), corners, batch_size, progress)
+    painted = blend(squares, rows, columns).resize(original.size, Image.Resampling.BICUBIC)
     return Reconstruction(
         original, painted, image_psnr(painted, original), (len(rows.starts), len(columns.starts))
     )

@@ -27,12 +27,17 @@ SEAM_LIMIT = 0.1  # of a step between tiles, on the scale of [0, 1]
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tiles of `side` pixels over `width` x `height`, row by row, that share at least `overlap` pixels."""
+    """Tiles of `side` pixels over `width` x `height`, row by row, that share at least `overlap` pixels.
+
+    A side of the image shorter than a tile is stretched to one, and shrunk again by `paint`; where it was `padded`
+    instead, as in version 1 of the `.fnl` format, `paint` cuts it off.
+    """
 
     width: int
     height: int
     side: int
     overlap: int = 0
+    padded: bool = False
 
     def covers(self) -> tuple[Cover, Cover]:
         """Of the rows and of the columns."""
@@ -41,7 +46,7 @@ class Tiling:
     def cut(self, image: Image.Image, size: int, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The tiles of an RGB image in batches: (B, 3, side, side) at their own size, (B, 3, S, S) at the model's."""
         rows, columns = self.covers()
-        pixels = mirrored(image, self.side)
+        pixels = enlarged(image, self.side)
         corners = [(y, x) for y in rows.starts for x in columns.starts]
         for first in range(0, len(corners), batch_size):
             tiles = np.stack([pixels[y : y + self.side, x : x + self.side]
@@ -55,7 +60,9 @@ class Tiling:
         canvas = blend(iter(squares), rows, columns)
         soften(canvas, _touching(columns, self.side), vertical=True)
         soften(canvas, _touching(rows, self.side), vertical=False)
-        return canvas.crop((0, 0, self.width, self.height))
+        if self.padded:
+            return canvas.crop((0, 0, self.width, self.height))
+        return canvas.resize((self.width, self.height), Image.Resampling.BICUBIC)
 
 
 def resize(x: Tensor, size: int) -> Tensor:
@@ -129,9 +136,7 @@ def blend(squares: Iterator[Tensor], rows: Cover, columns: Cover) -> Image.Image
     return canvas
 
 
-def mirrored(image: Image.Image, size: int) -> np.ndarray:
-    """(H, W, 3) uint8 with both sides at least `size`; a shorter one is mirrored over and over."""
-    missing = [(0, max(0, size - side)) for side in (image.height, image.width)]
-    if missing == [(0, 0), (0, 0)]:
-        return np.asarray(image)
-    return np.pad(np.asarray(image), [*missing, (0, 0)], mode="symmetric")
+def enlarged(image: Image.Image, size: int) -> np.ndarray:
+    """(H, W, 3) uint8 with both sides at least `size` pixels; a shorter one is stretched to that, bicubic."""
+    larger = (max(image.width, size), max(image.height, size))
+    return np.asarray(image if larger == image.size else image.resize(larger, Image.Resampling.BICUBIC))

@@ -151,9 +151,10 @@ class MaskedConfig(ModelConfig):
                               f"{3 * ENCODER_STRIDE}")
         grid = f"the {self.grid_size}x{self.grid_size} patches of image_size {self.image_size}"
         if self.variant == "block" and self.grid_size != 2 * self.block_size:
-            raise FinolaError(f"block_size: got {self.block_size} patches, expected half of {grid}; choose "
-                              f"image_size {2 * self.block_size * ENCODER_STRIDE}, another block_size, or the element "
-                              "variant")
+            fitting = f"--model.block_size {self.grid_size // 2}, " if self.grid_size % 2 == 0 else ""
+            raise FinolaError(f"block_size: got {self.block_size} patches, expected half of {grid}; in a recipe, "
+                              f"{fitting}--data.image_size {2 * self.block_size * ENCODER_STRIDE} or --model.variant "
+                              "element mends it")
         if not 1 <= self.block_size < self.grid_size:
             raise FinolaError(f"block_size: got {self.block_size} patches, expected from 1 to {self.grid_size - 1}, so "
                               f"that some of {grid} are masked")

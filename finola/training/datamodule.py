@@ -62,7 +62,8 @@ class RunData(LightningDataModule, Generic[D]):
         self.first_epoch = 0
         if self.total_steps == 0:
             raise DataError(f"{train.source}: {len(train)} images do not fill one batch of"
-                            f" {recipe.optim.batch_size}; lower optim.batch_size")
+                            f" {recipe.optim.batch_size}; take more images, or --optim.batch_size"
+                            f" {len(train) * recipe.trainer.accumulate} or less")
 
     @classmethod
     @abstractmethod

@@ -46,7 +46,7 @@ from finola.training.recipe import FREE_KEYS, Precision, Recipe, differences
 from finola.training.sync_batchnorm import synchronise_batch_norm
 from finola.training.tasks.base import NonFiniteLoss, Task
 from finola.training.transfer import transfer
-from finola.weights import save_weights
+from finola.weights import find_weights, save_weights
 
 HARMLESS_WARNINGS = (
     ".*smaller than the logging interval", "`isinstance.treespec, LeafSpec.` is deprecated",
@@ -69,7 +69,7 @@ def fit(
             if there is none yet.
         allow_changes: resume although the recipe, the number of processes, the data or the weights of the start have
             changed.
-        init_from: a weights file to start from (see `finola.training.transfer`).
+        init_from: a weights file, or a shipped model's name, to start from (see `finola.training.transfer`).
         num_classes: how many classes `data` has; given, a classifier or detector in `init_from` that is for other
             classes gets a new last layer instead of being refused.
         new_head: take the encoder alone of a classifier or a detector in `init_from`.
@@ -254,8 +254,13 @@ def _weights_on_resume(init_from: str | Path | None, checkpoint: dict[str, Any])
     """The record of the weights that a resumed run names, to be compared with the checkpoint's; the checkpoint's own
     where it names none, where the file, which is not needed any more, is gone, and where nothing is known of it."""
     known = checkpoint["identity"].get("weights", UNKNOWN)
-    named = init_from is not None and known != UNKNOWN and Path(init_from).exists()
-    return {"weights": origin_of_weights(cast(Path, init_from)) if named else known}
+    if init_from is None or known == UNKNOWN:
+        return {"weights": known}
+    try:
+        find_weights(init_from)
+    except WeightsError:
+        return {"weights": known}
+    return {"weights": origin_of_weights(init_from)}
 
 
 def _check_same_run(checkpoint: dict[str, Any], identity: dict[str, Any], path: Path, allow_changes: bool) -> None:

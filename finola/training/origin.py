@@ -1,8 +1,8 @@
 """Where a run comes from: the weights it started from, the files of its images, and which of the paper's figures are
 its own. It stands in recipe.yaml, in the checkpoint's identity, in result.json and in the metadata of the weights:
 
-    weights: {file, sha256, recipe, runs, part} of the weights file, or null; `recipe` made it, after the other `runs`
-             (null where one of them was no shipped recipe as it stands); `part` is what was taken
+    weights: {file, sha256, recipe, runs, part} of the weights file or shipped model, or null; `recipe` made it, after
+             the other `runs` (null where one of them was no shipped recipe as it stands); `part` is what was taken
     files:   {train, val}: {paths, files, sha256} of the images, or null; see `finola.data.fingerprint`
 """
 
@@ -17,16 +17,18 @@ from finola.data.datasets import Dataset
 from finola.data.fingerprint import fingerprint
 from finola.training.recipe import Recipe
 from finola.training.tables import figures
-from finola.weights import read_metadata, weights_hash
+from finola.weights import find_weights, read_metadata, weights_hash
 
 UNKNOWN = "unknown"  # the weights of a run whose checkpoint is older than this record
 Origin: TypeAlias = "dict[str, Any] | str | None"  # of weights: the record, UNKNOWN, or None without weights
 
 
-def origin_of_weights(path: str | Path, part: str | None = None) -> dict[str, Any]:
-    """The record of a weights file, `part` of which was taken. WeightsError where it cannot be read."""
+def origin_of_weights(source: str | Path, part: str | None = None) -> dict[str, Any]:
+    """The record of a weights file or a shipped model's name, `part` of which was taken. WeightsError where it cannot
+    be read."""
+    path = find_weights(source)
     recipe, runs = (_parsed(read_metadata(path).get(key)) for key in ("recipe", "runs"))
-    return {"file": str(path), "sha256": weights_hash(path), "recipe": recipe if isinstance(recipe, str) else None,
+    return {"file": str(source), "sha256": weights_hash(path), "recipe": recipe if isinstance(recipe, str) else None,
             "runs": runs if isinstance(runs, list) else None, "part": part}
 
 

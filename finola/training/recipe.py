@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -206,6 +206,12 @@ class Recipe:
         from finola.registry import model_config
 
         return model_config(self.model.name, image_size=self.data.image_size, **self.model.overrides)
+
+    def model_class(self) -> type[ModelConfig]:
+        """The class of that configuration, which is known even where the fields do not go together."""
+        from finola.registry import MODELS, config_class
+
+        return config_class(MODELS[self.model.name].kind)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types alone, in the shape of the YAML file."""
@@ -432,36 +438,62 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
+class FaultyRecipe(RecipeError):
+    """Keys that are right by themselves and wrong together: all such faults in one line, and the recipe itself."""
+
+    def __init__(self, message: str, recipe: Recipe):
+        super().__init__(message)
+        self.recipe = recipe
+
+
+def faults_of_data(recipe: Recipe, data: Sequence[str], val: Sequence[str] | None) -> list[str]:
+    """What is wrong with the images that --data and --val name for a recipe, which may be a faulty one itself."""
+    from finola.models.base import resolve
+
+    try:
+        resolve(recipe.model_class().data).open(recipe, data, val, Path())
+    except FinolaError as error:
+        return [str(error)]
+    return []
+
+
 def _check_together(recipe: Recipe, where: str) -> None:
     """The rules that tie two keys."""
+    if faults := list(_faults_together(recipe)):
+        raise FaultyRecipe(f"{where}: {'; '.join(faults)}", recipe)
+
+
+def _faults_together(recipe: Recipe) -> Iterator[str]:
     data, optim = recipe.data, recipe.optim
     if data.crop_scale[0] > data.crop_scale[1]:
-        raise RecipeError(f"{where}: data.crop_scale: got {list(data.crop_scale)}, expected small, large")
+        yield f"data.crop_scale: got {list(data.crop_scale)}, expected small, large"
     if optim.batch_size % recipe.trainer.accumulate:
-        raise RecipeError(f"{where}: optim.batch_size: got {optim.batch_size}, expected a multiple of"
-                          f" trainer.accumulate = {recipe.trainer.accumulate}")
+        yield (f"optim.batch_size: got {optim.batch_size}, expected a multiple of trainer.accumulate ="
+               f" {recipe.trainer.accumulate}")
     try:
-        config = recipe.model_config()
+        recipe.model_config()
     except FinolaError as error:
-        raise RecipeError(f"{where}: {error}") from None
+        yield str(error)
+    config = recipe.model_class()
     if not data.augment:
-        _check_unaugmented(recipe, config.keeps_features, where)
+        yield from _faults_unaugmented(recipe, config.keeps_features)
     for key, why in SPECIAL_KEYS.items():
         section, name = key.split(".")
         value = getattr(getattr(recipe, section), name)
         if value and key not in config.recipe_keys:
-            raise RecipeError(f"{where}: {key}: got {value}, {why}; {recipe.model.name} is of kind {config.kind!r}")
+            yield f"{key}: got {value}, {why}; {recipe.model.name} is of kind {config.kind!r}"
 
 
-def _check_unaugmented(recipe: Recipe, keeps_features: bool, where: str) -> None:
+def _faults_unaugmented(recipe: Recipe, keeps_features: bool) -> Iterator[str]:
     """`data.augment: false` is for features that are computed once."""
     if not (keeps_features and recipe.optim.freeze_encoder):
-        raise RecipeError(f"{where}: data.augment: got false, which needs a classifier and optim.freeze_encoder: true")
+        yield "data.augment: got false, which needs a classifier and optim.freeze_encoder: true"
     changing = {"data.policy": recipe.data.policy, "optim.mixup": recipe.optim.mixup,
                 "optim.cutmix": recipe.optim.cutmix, "optim.random_erasing": recipe.optim.random_erasing}
     for key, value in changing.items():
         if value:
-            raise RecipeError(f"{where}: {key}: got {value}, expected none with data.augment: false")
+            mend = f"--{key} {'null' if isinstance(value, str) else 0}"
+            yield f"{key}: got {value}, expected none with data.augment: false; {mend} turns it off"
 
 
 # words --------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def transfer(model: ImageModel, source: str | Path, *, new_classes: bool = False
     block-wise variant has no pooling).
 
     Args:
-        source: a file written by `finola.save_weights`.
+        source: a file written by `finola.save_weights`, or a shipped model's name.
         new_classes: let a classifier or detector for other classes keep all but its last layer, which starts anew.
         new_head: take the encoder of a classifier or detector alone.
 

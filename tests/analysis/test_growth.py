@@ -172,7 +172,8 @@ def test_equations_command(weights, photos, tmp_path, capsys):
             "--factors", "2", "3", "--out", str(out)]
     assert cli.main(line) == 0
     shown = capsys.readouterr().out
-    assert "commutator of tiny.safetensors" in shown and "3 times larger, 96 px, 0 images are that large" in shown
+    assert "commutator of tiny.safetensors" in shown and "residual: error of a step / its length" in shown
+    assert "3 times larger, 96 px: nothing drawn, no image has 96 px a side" in shown
     result = json.loads((out / "equations.json").read_text())
     assert result["images"] == 2 and result["origin"] == [2, 2]
     two, three = result["renderings"]

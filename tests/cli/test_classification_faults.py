@@ -91,6 +91,13 @@ def test_what_does_not_go_together(words, parts, images, refused):
     refused(2, parts, "train", f"imagenette/{recipe}", *sets(images), *options)
 
 
+def test_faults_of_the_recipe_and_of_the_data_are_one_message(images, refused):
+    """With the flag and the value that mend each."""
+    parts = ["--model.block_size 2", "images do not fill one batch of 256", "--optim.batch_size 12 or less"]
+    refused(2, parts, "train", "imagenette/masked_b_w720", "--data.image_size", "64", *sets(images),
+            "--optim.batch_size", "256")
+
+
 @pytest.mark.parametrize("option", [
     ("optim.mixup", "0.8"), ("optim.cutmix", "1.0"), ("optim.random_erasing", "0.25"), ("data.policy", "moco"),
 ])

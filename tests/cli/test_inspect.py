@@ -17,7 +17,8 @@ from finola.errors import DataError, FinolaError
 from finola.factory import create_model
 from finola.weights import save_weights, weights_hash
 
-fails = Command("inspect").fails
+run = Command("inspect")
+fails = run.fails
 
 
 
@@ -111,6 +112,15 @@ def test_more_components_than_the_vector_has_or_the_images_tell_apart(pictures, 
     assert "components: got 17, expected 1 to 16" in fails(capsys, 2, *words, 2, 17)
     line = fails(capsys, 3, *words, 5)
     assert "components: 5 of 16 need statistics of at least 6 images, got 5" in line and not out.exists()
+
+
+def test_components_that_nobody_asked_for_are_left_out(pictures, weights, tmp_path, capsys):
+    words = embedding(pictures, weights, tmp_path / "out", "--data", pictures)
+    code, printed, errors = run(capsys, *words)
+    assert (code, errors) == (0, [])
+    assert "8 components: left out, they need statistics of at least 9 images, not 5" in printed
+    components = json.loads((tmp_path / "out" / "embedding.json").read_text())["components"]
+    assert [row["components"] for row in components["counts"]] == [1, 2, 4, 16] and components["left_out"] == [8]
 
 
 def test_statistics_on_file_bound_the_components_too(pictures, weights, statistics, tmp_path, capsys):

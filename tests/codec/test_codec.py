@@ -18,7 +18,7 @@ from finola.codec import Calibration, Codec, calibration_path, find_calibration
 from finola.codec.calibrate import sensitivity
 from finola.codec.calibration import STEPS, model_id
 from finola.codec.codec import choose_mode, choose_side, read_symbols
-from finola.codec.container import OVERHEAD, Mode, unpack
+from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles as paint
@@ -44,6 +44,26 @@ WAYS = [{"bits": 1, "entropy": False}, {"bits": 4, "entropy": False}, {"bits": 8
 def test_every_size_comes_back(codec, size, way):
     restored = codec.decompress(codec.compress(picture(*size), **way))
     assert restored.size == size and restored.mode == "RGB"
+
+
+@pytest.mark.parametrize("side", [1, 4, 8, 32])
+def test_flat_squares_keep_their_colour_at_every_size(side):
+    codec, image = Codec(), Image.new("RGB", (side, side), (200, 30, 30))
+    assert image_psnr(codec.decompress(codec.compress(image)), image) > 30
+
+
+def test_a_stream_of_version_1_is_the_top_left_part_of_its_tile(codec):
+    """Until version 2 an image smaller than a tile was padded."""
+    header, symbols = read_symbols(codec.compress(picture(SIZE, SIZE), bits=4, entropy=False, side=SIZE),
+                                   codec.calibration)
+    whole, small = (pack(replace(header, width=side, height=side), pack_bits(symbols, 4)) for side in (SIZE, 9))
+    assert unpack(small)[0].version == 1
+    assert codec.decompress(small).tobytes() == codec.decompress(whole).crop((0, 0, 9, 9)).tobytes()
+
+
+@pytest.mark.parametrize("size, version", [((32, 32), 1), ((31, 60), 2), ((60, 31), 2), ((1, 1), 2)])
+def test_version_2_is_written_where_it_is_needed_alone(codec, size, version):
+    assert unpack(codec.compress(picture(*size), side=SIZE))[0].version == version
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
@@ -312,6 +332,38 @@ def test_the_commands_write_and_read_a_file(weights, tmp_path, capsys):
     with Image.open(restored) as image:
         assert image.size == (61, 37)
     assert unpack((tmp_path / "a.fnl").read_bytes())[0].mode == Mode(4, None, False)
+
+
+def test_compress_says_how_near_the_image_comes_back(tmp_path, capsys):
+    picture(40, 36).save(tmp_path / "a.png")
+    words = ["compress", str(tmp_path / "a.png"), str(tmp_path / "a.fnl"), "--psnr"]
+    assert cli.main(words) == 0 and " dB" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 0
+    restored = Codec().decompress((tmp_path / "a.fnl").read_bytes())
+    expected = image_psnr(restored, picture(40, 36))
+    assert json.loads(capsys.readouterr().out)["psnr"] == pytest.approx(expected, abs=0.01)
+
+
+def test_a_target_is_met_by_the_highest_quality_that_fits(codec):
+    image = picture(96, 64)
+    sizes = {quality: len(codec.compress(image, quality=quality)) for quality in (1, 40, 100)}
+    data, quality = codec.compress_to(image, sizes[40])
+    assert len(data) <= sizes[40] and quality >= 40 and data == codec.compress(image, quality=quality)
+    assert codec.compress_to(image, sizes[100])[1] == 100
+    with pytest.raises(RecipeError, match="expected at least .* which quality 1 takes"):
+        codec.compress_to(image, sizes[1] - 1)
+
+
+def test_the_command_keeps_to_a_target_and_says_what_is_lost(tmp_path, capsys):
+    picture(200, 160, "RGBA").save(tmp_path / "a.png")
+    for option, most in (("--target-size", 1500), ("--target-bpp", 0.3)):
+        words = ["compress", str(tmp_path / "a.png"), str(tmp_path / "a.fnl"), option, str(most)]
+        assert cli.main(words) == 0
+        printed = capsys.readouterr().out
+        assert "quality " in printed and printed.count("transparency is laid over white") == 1
+        size = (tmp_path / "a.fnl").stat().st_size
+        assert size <= (most if option == "--target-size" else most * 200 * 160 / 8)
+    assert cli.main([*words, "--no-entropy"]) == 2
 
 
 def test_calibrate_makes_the_codec_ready_for_new_weights(codec, tmp_path, capsys):

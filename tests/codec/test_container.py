@@ -73,7 +73,7 @@ def test_other_files_are_named(codec, data, word):
 
 
 @pytest.mark.parametrize(("field", "form", "value", "word"), [
-    ("version", "<B", 2, "update finola"), ("width", "<H", 0, "size"), ("height", "<H", 0, "size"),
+    ("version", "<B", 3, "update finola"), ("width", "<H", 0, "size"), ("height", "<H", 0, "size"),
     ("side", "<H", 0, "side"), ("side", "<H", 65_535, "side"), ("overlap", "<B", 17, "overlap"),
     ("mode", "<B", 0, "mode"), ("mode", "<B", 9, "mode"), ("mode", "<B", 128, "mode"), ("mode", "<B", 229, "mode"),
     ("length", "<I", 2**32 - 1, "length"), ("length", "<I", 0, "length"), ("identity", "<Q", 2**64 - 1, "weights"),

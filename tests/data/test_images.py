@@ -13,7 +13,17 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 
-from finola.data.images import SUFFIXES, center_crop, decode_image, resize_shorter, to_rgb, to_tensor
+from finola.data.images import (
+    SUFFIXES,
+    center_crop,
+    decode_image,
+    lost,
+    resize_shorter,
+    to_rgb,
+    to_tensor,
+    to_uint8,
+    upright_rgb,
+)
 from finola.drawing import to_image
 from finola.errors import DataError, RecipeError
 
@@ -253,3 +263,38 @@ def test_to_image_clamps_rounds_and_refuses_nan():
     assert pixel(to_image(values)) == (0, 255, 101)
     with pytest.raises(DataError, match="not finite"):
         to_image(torch.full((3, 2, 2), float("nan")))
+
+
+def test_arrays_and_tensors_are_taken_where_an_image_is():
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8))
+    pixels = np.asarray(image)
+    for same in (pixels, pixels / 255, (pixels / 255).astype(np.float32), to_tensor(image), to_uint8(image)):
+        assert upright_rgb(same).tobytes() == image.tobytes()
+    grey = upright_rgb(pixels[..., 0])
+    assert grey.tobytes() == upright_rgb(pixels[..., :1]).tobytes() == upright_rgb(to_uint8(image)[:1]).tobytes()
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    (np.zeros((4, 4, 2), np.uint8), r"array of shape \(4, 4, 2\), expected \(H, W, 3\)"),
+    (np.zeros((0, 4, 3), np.uint8), "4x0 pixels"),
+    (np.zeros((4, 4, 3), np.int64), "array of int64, expected 8-bit"),
+    (np.full((4, 4, 3), 255.0), "values from 255 to 255, expected 0 to 1"),
+    (np.full((4, 4, 3), np.nan), "values from nan to nan, expected 0 to 1"),
+    (torch.zeros(2, 3, 4, 4), r"tensor of shape \(2, 3, 4, 4\), expected \(3, H, W\).*list\(batch\)"),
+    (torch.zeros(4, 4, 3), r"tensor of shape \(4, 4, 3\)"),
+])
+def test_arrays_and_tensors_that_are_no_image(wrong, message):
+    with pytest.raises(DataError, match=message):
+        upright_rgb(wrong)
+
+
+def test_what_is_lost_of_a_file_is_said(tmp_path):
+    flat = Image.new("RGB", (4, 4))
+    assert lost(saved(flat, tmp_path / "plain.jpg")) == []
+    assert lost(saved(flat.convert("RGBA"), tmp_path / "alpha.png")) == ["transparency is laid over white"]
+    assert lost(saved(Image.new("I;16", (4, 4)), tmp_path / "deep.png")) == ["rounded to 8 bits"]
+    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "blue")]
+    saved(frames[0], tmp_path / "moving.gif", save_all=True, append_images=frames[1:])
+    assert lost(tmp_path / "moving.gif") == ["the first of 2 frames is kept"]
+    with pytest.raises(DataError, match="no such file"):
+        lost(tmp_path / "none.png")

@@ -3,11 +3,15 @@ weights files, bad configurations."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from training import unequal
 
+from finola.cli.main import build_parser
+from finola.data.images import to_tensor
+from finola.detection.detector import THRESHOLD
 from finola.detection.detr import Detr, DetrConfig
 from finola.detection.loader import padding_of
 from finola.detection.mask_rcnn import MaskRcnnConfig
@@ -148,9 +152,39 @@ def test_a_photograph_and_the_same_one_larger():
     """Both are shown to the model at 64 x 96; the larger one's boxes are three times as large."""
     model = tiny().eval()
     picture = Image.effect_mandelbrot((96, 64), (-2, -1, 1, 1), 50).convert("RGB")
-    small, large = detect(model, picture), detect(model, picture.resize((288, 192), Image.Resampling.NEAREST))
+    enlarged = picture.resize((288, 192), Image.Resampling.NEAREST)
+    small, large = detect(model, picture, 0), detect(model, enlarged, 0)
     nearest = torch.cdist(3 * small["boxes"], large["boxes"]).argmin(dim=1)
     torch.testing.assert_close(large["boxes"][nearest], 3 * small["boxes"], atol=3, rtol=0)
+
+
+def test_detect_gives_names_keeps_to_the_commands_threshold_and_takes_lists(monkeypatch):
+    model, picture = tiny().eval(), Image.new("RGB", (96, 64), "red")
+    found = {"boxes": torch.rand(3, 4), "scores": torch.tensor([0.9, 0.5, 0.4]), "labels": torch.tensor([2, 0, 1])}
+    monkeypatch.setattr(type(model), "detect", lambda *_: [found])
+    parser = build_parser()
+    assert parser.parse_args(["detect", "predict", "a", "--weights", "w", "--out", "o"]).threshold == THRESHOLD
+    one = detect(model, picture)
+    assert one["scores"].tolist() == pytest.approx([0.9, 0.5]) and one["names"] == ["2", "0"]
+    assert len(detect(model, picture, 0.45)["boxes"]) == 2 and len(detect(model, picture, 0)["names"]) == 3
+    several = detect(model, [picture, np.asarray(picture), to_tensor(picture)])
+    assert [objects["names"] for objects in several] == [["2", "0"]] * 3
+    with pytest.raises(FinolaError, match="threshold: got 2, expected 0 to 1"):
+        detect(model, picture, 2)
+
+
+def test_truth_and_prediction_are_shown_side_by_side():
+    from finola.detection.drawing import PAIR_WIDTH, beside_truth, told
+
+    truth = {"boxes": torch.tensor([[5.0, 5, 30, 30]]), "labels": torch.tensor([1])}
+    found = {"boxes": torch.tensor([[10.0, 10, 35, 35]]), "labels": torch.tensor([0]), "scores": torch.tensor([0.3])}
+    white = Image.new("RGB", (40, 40), "white")
+    pair = beside_truth(white, truth, found, ("dog", "cat"))
+    left, right = (np.asarray(pair.crop((x, 30, x + PAIR_WIDTH, pair.height))) for x in (0, PAIR_WIDTH + 4))
+    assert (left != 255).any() and (right == 255).all()  # the score is too low to be drawn
+    assert told(found, ("dog", "cat"), 0.5) == "nothing of 0.5 or more, at best dog 0.30"
+    assert told(found, ("dog", "cat"), 0.2) == "1 with a score of 0.2 or more"
+    assert told({key: value[:0] for key, value in found.items()}, (), 0.5) == "nothing with a score of 0.5 or more"
 
 
 def test_a_model_in_training_mode_is_refused():

@@ -131,7 +131,9 @@ def test_a_classifiers_accuracy_is_that_of_its_own_logits(folder, classifier, tm
     assert result["scores"]["mean_per_class"] == pytest.approx(100 * sum(per_class) / 3, abs=1e-4)
     assert result["scores"]["top5"] == 100 and result["images"] == 24 and result["kind"] == "classifier"
     assert {"weights", "sha256", "config", "data", "preprocessing", "commit", "torch", "date"} <= result.keys()
-    assert f"{result['scores']['top1']:10.2f}{100:10.2f}" in printed and "24 images" in printed
+    assert f"{result['scores']['top1']:16.2f}" in printed and "24 images" in printed
+    assert "top-5" not in printed  # of three classes, each is among the five likeliest
+    assert "a guess among 3 classes is right in 33.33 %" in printed and result["chance"] == pytest.approx(100 / 3)
     assert Image.open(picture).width > 300
 
 
@@ -279,7 +281,7 @@ def test_neighbours_of_false_classes_tell_nothing(folder, train, classifier, tmp
     for name, other in zip(CLASSES, (*CLASSES[1:], CLASSES[0]), strict=True):
         (tmp_path / other).symlink_to(train / name)
     code, printed, _ = run(capsys, classifier, "--data", folder, "--knn", "--train", tmp_path)
-    assert code == 0 and "k-NN top-1\n      0.00" in printed
+    assert code == 0 and "k-NN top-1\n      0.00" in printed and "a guess among " in printed
 
 
 def test_neighbours_of_other_classes_or_too_few(folder, train, classifier, tmp_path, capsys):

@@ -195,14 +195,18 @@ def test_a_bad_image_stops_the_evaluation_and_all_are_named(folder, weights, tmp
     assert (code, printed, len(errors)) == (3, "", 1)
     assert "1.png" in errors[0] and "4.png" in errors[0] and "\n" not in errors[0]
     assert not out.parent.exists()
-    code, printed, errors = run(capsys, weights, "--data", folder, "--baselines", "--train", tmp_path)
-    assert (code, printed) == (3, "") and "2 of 6" in errors[0]
+    train = tmp_path / "train"
+    train.mkdir()
+    for i, path in enumerate(sorted(folder.glob("*/*.png"))[:6] * 3):
+        (train / f"{i}.png").write_bytes(path.read_bytes()[: 200 if i in (1, 4) else None])
+    code, printed, errors = run(capsys, weights, "--data", folder, "--baselines", "--train", train)
+    assert (code, printed) == (3, "") and "2 of 18" in errors[0]
 
 
 def test_what_is_not_there(folder, weights, tmp_path, capsys):
     for words, code, shown in [
         ([tmp_path / "gone.safetensors", "--data", folder], 4, "gone.safetensors: no such file"),
-        (["finola_mfw720_c768_r9", "--data", folder], 2, "did you mean finola_mfw720_c768_r8"),
+        (["finola_mfw720_c768_r9", "--data", folder], 4, "did you mean finola_mfw720_c768_r8"),
         ([weights, "--data", tmp_path / "gone"], 3, "gone"),
         ([weights, "--data", folder, "--train", folder], 2, "--baselines"),
         ([weights, "--data", folder, "--limit", "5", "--baselines", "--train", folder / "class_0"], 0, ""),
@@ -235,11 +239,16 @@ def test_wrong_usage(folder, weights, capsys, options):
     assert exit.value.code == 2 and "usage:" in capsys.readouterr().err
 
 
-def test_too_few_images_for_the_pca(folder, weights, tmp_path, capsys):
+def test_the_pca_is_left_out_where_there_are_too_few_images(folder, weights, tmp_path, capsys):
     for path in sorted(folder.glob("*/*.png"))[:5]:
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    code, _, errors = run(capsys, weights, "--data", folder, "--baselines", "--train", tmp_path)
-    assert code == 3 and "12 components to 5 images" in errors[0]
+    words = (weights, "--data", folder, "--baselines", "--train", tmp_path)
+    code, printed, errors = run(capsys, *words)
+    assert (code, errors) == (0, [])
+    assert "PCA left out: 12 components need at least 13 images in --train, got 5" in printed
+    result = json.loads(run(capsys, *words, "--json")[1])
+    assert [row["code"].split()[0] for row in result["scores"]] == ["model", "zonal", "bicubic"]
+    assert result["pca_fitted_to"] is None and len(result["left_out"]) == 1
 
 
 def test_a_shipped_model_by_its_name(folder, capsys):

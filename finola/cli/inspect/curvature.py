@@ -40,7 +40,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME",
                         help="models whose weights are shipped (without --weights: the compact one)")
     parser.add_argument("--weights", nargs="+", default=[], metavar="FILE",
-                        help="weights files, of autoencoders or masked FINOLAs")
+                        help="weights files or shipped names, of autoencoders or masked FINOLAs")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results, made if need be")
     parser.add_argument("--top", type=positive, default=128, metavar="K", help="ranks to keep (%(default)s)")
@@ -72,11 +72,11 @@ def _open_models(args: argparse.Namespace, device: torch.device) -> dict[str, tu
     from finola.analysis.curvature import require_growing_map
     from finola.factory import create_model
     from finola.registry import DEFAULT_MODEL, pretrained_path
-    from finola.weights import load_weights
+    from finola.weights import find_weights, load_weights
 
     names = args.model or ([] if args.weights else [DEFAULT_MODEL])
     opened = [(pretrained_path(name), create_model(name, pretrained=True)) for name in names]
-    opened += [(Path(file), load_weights(file)) for file in args.weights]
+    opened += [(path, load_weights(path)) for path in map(find_weights, args.weights)]
     models: dict[str, tuple[Path, GrowingModel]] = {}
     for number, (path, opened_model) in enumerate(opened, 1):
         model = require_growing_map(opened_model, path)

@@ -63,7 +63,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--examples", type=positive, default=24, metavar="N",
                         help="take N of --images, spread evenly over them (%(default)s); six are shown")
     parser.add_argument("--components", type=positive, nargs="+", metavar="K",
-                        help="numbers of principal components (1/16, 1/8, 1/4, 1/2 and all of q's)")
+                        help="numbers of principal components (1/16, 1/8, 1/4, 1/2 and all of q's, as far as"
+                             " the images tell them apart)")
     parser.add_argument("--seed", type=natural, default=0, metavar="N", help="of the samples (%(default)s)")
     add_model(parser)
     add_reading(parser)
@@ -78,8 +79,9 @@ def run(args: argparse.Namespace) -> None:
     weights = weights_path(args)
     model = open_model(args)
     names, x = [path.stem for path in paths], _load(paths, model.config.image_size)
-    counts = args.components or embedding.default_counts(model.config.embed_dim)
-    statistics, source = _statistics(args, model, weights, counts, out)
+    statistics, source = _statistics(args, model, weights, out)
+    wanted = args.components or embedding.default_counts(model.config.embed_dim)
+    counts = args.components or embedding.told_apart(wanted, model.config.embed_dim, statistics.count)
     space = embedding.embedding_space(model, statistics, names, x)
     studies = {
         "mean": lambda: embedding.study_mean(space),
@@ -90,6 +92,7 @@ def run(args: argparse.Namespace) -> None:
         "components": lambda: embedding.study_components(space, counts),
     }
     done = {name: study() for name, study in _bar(args, studies)}
+    done["components"].numbers["left_out"] = [count for count in wanted if count not in counts]
     result = _result(model, weights, source, names, {name: study.numbers for name, study in done.items()})
     write_results(out, "embedding", result, {name: study.image for name, study in done.items()})
     print(json.dumps(result) if args.json else _summary(result, out))
@@ -112,8 +115,9 @@ def _load(paths: list[Path], size: int) -> Tensor:
     return torch.stack([load_square(path, size) for path in paths])
 
 
-def _statistics(args: argparse.Namespace, model: FinolaAutoencoder, weights: Path, counts: list[int],
-                out: Path) -> tuple[Statistics, dict[str, str]]:
+def _statistics(
+    args: argparse.Namespace, model: FinolaAutoencoder, weights: Path, out: Path
+) -> tuple[Statistics, dict[str, str]]:
     """The statistics, read or made and kept, and of which images they are."""
     from finola.analysis.embedding import check_counts
     from finola.analysis.statistics import embedding_statistics, load_statistics, save_statistics
@@ -124,7 +128,7 @@ def _statistics(args: argparse.Namespace, model: FinolaAutoencoder, weights: Pat
     if args.statistics:
         return load_statistics(args.statistics, sha256, model.config.embed_dim)
     dataset = open_limited(args.data, args.limit)
-    check_counts(counts, model.config.embed_dim, len(dataset))  # here too, since the pass may be long
+    check_counts(args.components or [], model.config.embed_dim, len(dataset))  # here too, since the pass may be long
     show = sys.stderr.isatty() and not args.json
     statistics = embedding_statistics(model, squares(args, dataset, model, show, "statistics"))
     source = {"data": " ".join(args.data), "resample": args.resample}
@@ -168,6 +172,8 @@ def _summary(result: dict, out: Path) -> str:
         *(f"{row['components']} components: {100 * row['explained_variance']:.1f} % of the variance, "
           f"{100 * row['explained_of_examples']:.1f} % of the examples', {row['psnr']:.2f} dB"
           for row in result["components"]["counts"]),
+        *(f"{count} components: left out, they need statistics of at least {count + 1} images, not {mean['images']}"
+          for count in result["components"]["left_out"]),
         f"images and embedding.json in {out}",
     ]
     return "\n".join(lines)

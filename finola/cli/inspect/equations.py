@@ -41,8 +41,20 @@ Written to OUT:
                      paths to a position differ (commutator), of this model and of another; 0 where they agree
   renderings_xF.png  the same q drawn F times larger, on finer grids, beside the model's image enlarged
   equations.json     the numbers; PSNR is against the original at F times the model's size
+Residual: the error of a step over the step's length. Commutator: the difference of the two ways over their length.
+Both are 0 where the equations hold, and 1 where the error is as large as the step. The renderings:
+  finer map          the map is computed on a grid F times finer, and decoded
+  finer pixels       map and decoder keep their grid, which is moved by fractions of a pixel, F x F times
+  trained steps      one step of the law for a whole position, as trained; or F steps of 1/F
+  euler, rk4         a step is taken as the law says, or by the Runge-Kutta method of fourth order
 The largest centre square of each image is taken; one smaller than F times the model's size takes no part in F.
 An image that cannot be decoded stops the command with exit code 3."""
+
+LEGEND = (
+    "residual: error of a step / its length; commutator: difference of the two ways / their length; 0 is exact",
+    "finer map: computed on a finer grid, then decoded; finer pixels: the same grid moved by fractions of a pixel",
+    "trained steps: whole positions, as trained; 1/factor: that part of one at a time, by Euler or Runge-Kutta",
+)
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -59,7 +71,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
                         help="draw this many times larger, at least 2 (2 3 4)")
     add_limit(parser)
     parser.add_argument("--against", metavar="WEIGHTS",
-                        help="another model's weights, to compare commutators (default: this one's untrained start)")
+                        help="another model's weights file or shipped name, to compare commutators (default: this one's"
+                             " untrained start)")
     add_model(parser)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")
@@ -149,8 +162,9 @@ def _summary(result: dict, out: Path) -> str:
              f"along y {number(residual['vertical'])}"]
     lines += [f"commutator of {name}: {number(entry)}" for name, entry in result["commutator"].items()]
     for entry in result["renderings"]:
-        lines.append(f"{entry['factor']} times larger, {entry['size']} px, {entry['images']} images"
-                     + (f"; best: {entry['best']}" if entry["best"] else " are that large"))
+        head = f"{entry['factor']} times larger, {entry['size']} px: "
+        lines.append(head + (f"{entry['images']} images; best: {entry['best']}" if entry["best"] else
+                             f"nothing drawn, no image has {entry['size']} px a side; take larger ones"))
         lines += [f"{psnr:8.2f} dB  {name}" for name, psnr in
                   sorted(entry["psnr"].items(), key=lambda item: item[1], reverse=True)]
-    return "\n".join([*lines, f"images and equations.json in {out}"])
+    return "\n".join([*lines, *LEGEND, f"images and equations.json in {out}"])

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
-from finola.data.images import SUFFIXES, decode_image
+from finola.data.images import SUFFIXES, decode_image, fit
 from finola.errors import DataError
 
 
@@ -184,6 +184,23 @@ class Subset:
 
     def name(self, index: int) -> str:
         return self.dataset.name(int(self.indices[index]))
+
+
+class Squares:
+    """The images of a data set as squares of `size` pixels, fitted as `finola eval` does (`finola.data.images.fit`)."""
+
+    def __init__(self, dataset: ImageDataset, size: int):
+        self.dataset, self.size = dataset, size
+        self.classes, self.source, self.labels = dataset.classes, dataset.source, dataset.labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def load(self, index: int, draft: int | None = None) -> Image.Image:
+        return fit(self.dataset.load(index, draft), self.size)
+
+    def name(self, index: int) -> str:
+        return self.dataset.name(index)
 
 
 def spread(length: int, count: int) -> np.ndarray:

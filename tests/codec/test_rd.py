@@ -9,6 +9,7 @@ from tiny_codecs import picture, tiny_codec
 
 from finola.cli import main as cli
 from finola.codec import rd
+from finola.codec.competitors import classical_codecs
 from finola.errors import RecipeError
 
 
@@ -20,7 +21,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("codec", rd.classical_codecs(), ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", classical_codecs(), ids=lambda codec: codec.name)
 def test_a_higher_setting_takes_more_bytes_and_is_nearer(codec):
     image = picture(180, 176)
     points = [rd.measure(codec, image, setting) for setting in codec.settings]
@@ -29,7 +30,7 @@ def test_a_higher_setting_takes_more_bytes_and_is_nearer(codec):
     assert points[-1].bpp == 8 * len(codec.encode(image, codec.settings[-1])) / (180 * 176)
 
 
-@pytest.mark.parametrize("codec", [*rd.classical_codecs(), *rd.finola_codecs(tiny_codec())], ids=lambda c: c.name)
+@pytest.mark.parametrize("codec", [*classical_codecs(), *rd.finola_codecs(tiny_codec())], ids=lambda c: c.name)
 def test_the_search_of_a_rate_stays_below_it(codec):
     image = picture(90, 88)
     low, high = (rd.measure(codec, image, codec.every[i]).bpp for i in (0, -1))
@@ -59,7 +60,7 @@ def test_bd_rate_of_half_the_bytes_is_minus_fifty():
 
 def test_an_unknown_codec_is_named():
     with pytest.raises(RecipeError, match="bpg"):
-        rd.choose(rd.classical_codecs(), ["bpg"])
+        rd.choose(classical_codecs(), ["bpg"])
 
 
 def test_the_command_draws_curves(folder, weights, tmp_path, capsys):

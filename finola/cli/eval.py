@@ -8,26 +8,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.options import Subparsers, add_reading, open_device, open_limited, weights_identity
+from finola.cli.options import Subparsers, add_reading, open_device, open_limited, positive, weights_identity
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
-    import torch
-
     from finola.cli.measures import Measured
-    from finola.models.base import ImageModel
 
 EXAMPLE = """examples:
   finola eval runs/mine/weights.safetensors --data imagenette/val
   finola eval finola_mfw720_c768_r8 --data imagenette/val --baselines --train imagenette/train \\
       --out result.json --panel panel.png
   finola eval runs/masked/weights.safetensors --data imagenette/val --knn --train imagenette/train
+  finola eval finola_mfw720_c768_r8 --first-stage sd-vae sdxl-vae --size 256 --data imagenet/val
 
 What is measured follows from the weights:
   autoencoder          PSNR and SSIM of the reconstructions; --baselines adds linear codes of the same length
   classifier           top-1, top-5 and mean per-class accuracy; the data must have the weights' classes
   masked, mae, simmim  PSNR of the masked region and of the whole image; the masks depend on --batch-size
   any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
+  --first-stage        folders of diffusers (AutoencoderKL, VQModel, AutoencoderDC, AutoencoderTiny) beside an
+                       autoencoder or alone: PSNR, SSIM, length of the code, parameters, multiply-adds, latency, memory
 
 Preprocessing: shorter side resized to the model's size, centre square. PSNR: each image clamped to [0, 1],
 peak 1, mean over RGB pixels, then over images; "pooled" takes the mean squared error of all images first,
@@ -41,9 +41,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         description="Score a model of any kind on a set of images.",
     )
-    parser.add_argument("model", metavar="WEIGHTS", help="a weights file, or a shipped model's name")
+    parser.add_argument("model", metavar="WEIGHTS", nargs="?", help="a weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
     parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
+    parser.add_argument("--first-stage", nargs="+", metavar="DIR", default=[],
+                        help="compare with first stages of latent diffusion, folders as diffusers saves them")
+    parser.add_argument("--size", type=positive, metavar="N",
+                        help="with --first-stage: squares of N pixels (default: the model's, or 256 without one)")
     parser.add_argument("--knn", action="store_true", help="score the encoder by the nearest neighbours in --train")
     parser.add_argument(
         "--train",
@@ -60,7 +64,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.cli.measures import choose
+    from finola.cli.first_stages import first_stages
+    from finola.cli.measures import choose, open_weights_or_name, result_of
     from finola.files import atomic_write, check_folder
 
     for option, file in (("--out", args.out), ("--panel", args.panel)):
@@ -68,12 +73,20 @@ def run(args: argparse.Namespace) -> None:
             check_folder(Path(file).parent, option)
     if args.train and not (args.baselines or args.knn):
         raise RecipeError("--train: only --baselines and --knn use it; add one of them or leave --train out")
+    if args.size and not args.first_stage:
+        raise RecipeError("--size: only --first-stage uses it; a model is scored at its own size")
+    if args.model is None and not args.first_stage:
+        raise RecipeError("WEIGHTS: missing; name a weights file or a shipped model, or add --first-stage DIR")
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
-    path, model = _open(args.model, device)
-    measure = choose(args, model.config)
-    dataset = open_limited(args.data, args.limit)
-    measured = measure(args, model, dataset, progress)
-    result = _result(args, path, model, len(dataset), measured.fields)
+    if args.first_stage:
+        result, measured = first_stages(args, device, progress)
+    else:
+        path, model = open_weights_or_name(args.model, device)
+        measure = choose(args, model.config)
+        dataset = open_limited(args.data, args.limit)
+        measured = measure(args, model, dataset, progress)
+        identity = weights_identity(path, model.config)
+        result = result_of(args, device, identity, model.config.image_size, len(dataset), measured.fields)
     if args.json:
         print(json.dumps(result))
     else:
@@ -86,41 +99,11 @@ def run(args: argparse.Namespace) -> None:
             temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _open(name: str, device: torch.device) -> tuple[Path, ImageModel]:
-    """The weights file that `name` means, and its model."""
-    from finola.factory import create_model
-    from finola.registry import pretrained_path
-    from finola.weights import load_weights
-
-    path = Path(name)
-    if path.exists() or path.suffix == ".safetensors":
-        model = load_weights(path)
-    else:
-        path, model = pretrained_path(name), create_model(name, pretrained=True)
-    return path, model.to(device).eval()
-
-
-def _result(args: argparse.Namespace, path: Path, model: ImageModel, images: int, fields: dict) -> dict:
-    from finola.provenance import record
-
-    return record(model.mean.device, {
-        **weights_identity(path, model.config),
-        "data": args.data,
-        "images": images,
-        "preprocessing": {
-            "size": model.config.image_size,
-            "shorter_side": f"antialiased {args.resample}",
-            "crop": "centre",
-        },
-        **fields,
-    })
-
-
 def _print_table(result: dict, measured: Measured) -> None:
     preprocessing = result["preprocessing"]
     print(
-        f"{result['weights']}: {result['images']} images of {', '.join(result['data'])}; shorter side to "
-        f"{preprocessing['size']} px by {preprocessing['shorter_side']}, centre square"
+        f"{result['weights'] or 'first stages'}: {result['images']} images of {', '.join(result['data'])}; shorter "
+        f"side to {preprocessing['size']} px by {preprocessing['shorter_side']}, centre square"
     )
     print(*measured.table, sep="\n")
     print(f"{measured.note}, on {result['hardware']}")

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
+    import torch
     from PIL import Image
     from torch import Tensor
 
@@ -87,7 +89,7 @@ def reconstructions(
     if args.baselines and not args.train:
         note = f"PCA left out: it needs --train\n{note}"
     fields = {"pca_fitted_to": args.train, "scores": rows}
-    return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
+    return Measured(fields, table, note, lambda: reconstruction_panel(examples))
 
 
 def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, progress: bool) -> Measured:
@@ -156,20 +158,57 @@ def neighbours(args: argparse.Namespace, model: ImageModel, dataset: ImageDatase
 # --- what they share ---------------------------------------------------------------------------------------
 
 
+def open_weights_or_name(name: str, device: torch.device) -> tuple[Path, ImageModel]:
+    """The weights file that `name` means, or the shipped one of that name, and its model in evaluation mode."""
+    from finola.factory import create_model
+    from finola.registry import pretrained_path
+    from finola.weights import load_weights
+
+    path = Path(name)
+    if path.exists() or path.suffix == ".safetensors":
+        model = load_weights(path)
+    else:
+        path, model = pretrained_path(name), create_model(name, pretrained=True)
+    return path, model.to(device).eval()
+
+
+def result_of(
+    args: argparse.Namespace, device: torch.device, identity: dict[str, Any], size: int, images: int, fields: dict
+) -> dict[str, Any]:
+    """The result as it is printed and written."""
+    from finola.provenance import record
+
+    return record(device, {
+        **identity,
+        "data": args.data,
+        "images": images,
+        "preprocessing": {"size": size, "shorter_side": f"antialiased {args.resample}", "crop": "centre"},
+        **fields,
+    })
+
+
 def squares(
     args: argparse.Namespace, dataset: ImageDataset, model: ImageModel, progress: bool = False, bar: str = "evaluating"
 ) -> Iterable[Batch]:
-    """Batches of centre squares on the model's device, with a bar of that name if `progress`."""
+    """Batches of centre squares of the model's size on its device, with a bar of that name if `progress`."""
+    return squares_of(args, dataset, model.config.image_size, next(model.parameters()).device, progress, bar)
+
+
+def squares_of(
+    args: argparse.Namespace, dataset: ImageDataset, size: int, device: torch.device, progress: bool = False,
+    bar: str = "evaluating",
+) -> Iterable[Batch]:
+    """Batches of centre squares of `size` pixels on a device."""
     from tqdm import tqdm
 
     from finola.data.loader import read_squares
 
     batches = read_squares(
         dataset,
-        model.config.image_size,
+        size,
         batch_size=args.batch_size,
         workers=args.workers,
-        device=next(model.parameters()).device,
+        device=device,
         resample=args.resample,
     )
     total = -(-len(dataset) // args.batch_size)
@@ -188,7 +227,7 @@ def _baselines(args: argparse.Namespace, model: FinolaAutoencoder, progress: boo
     return baselines(model.config.embed_dim, model.config.image_size, train)
 
 
-def _reconstruction_panel(examples: Examples) -> Image.Image:
+def reconstruction_panel(examples: Examples) -> Image.Image:
     import torch
 
     from finola.drawing import panel

@@ -1,0 +1,208 @@
+"""First stages of latent diffusion and FINOLA at 256 px: code, cost, latency and memory, beside KL f8 in one run.
+
+    python benchmarks/first_stages.py --data imagenet1k-sample --limit 100 --out results/first_stages_cpu.json
+    python benchmarks/first_stages.py --first-stage sd-vae sdxl-vae --data imagenet/val --out mine.json
+
+What has no weights here is built with random ones, which cost the same, and its PSNR and rFID are those of the
+literature, with source and data set. --first-stage adds folders as diffusers saves them; what has weights is scored on
+--data. Latencies are medians of turns of all stages on one image, and ratios medians of the turns' ratios; memory is
+that of a process of its own beyond Python and the libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+import finola
+from finola.cli.options import open_limited, positive
+from finola.data.loader import read_squares
+from finola.evaluation.first_stages import DiffusersStage, FinolaStage, FirstStage, cost, latencies, open_first_stage
+from finola.evaluation.memory import fresh_process, process_peak
+from finola.evaluation.reconstruction import evaluate
+from finola.files import atomic_write
+from finola.provenance import record
+
+SIZE, REFERENCE, SHIPPED = 256, "KL f8 (Stable Diffusion)", "FINOLA, shipped, 4 squares of 128 px"
+MEBIBYTE = 2**20
+LDM = "CompVis/latent-diffusion README.md"
+OPEN_IMAGES = "trained on OpenImages; the validation set is not named"
+
+
+class Literature(NamedTuple):
+    """PSNR in dB and rFID as a source gives them, None where it gives none; `data`: of which images."""
+
+    psnr: float | None
+    rfid: float | None
+    data: str
+    source: str
+
+
+LITERATURE = {
+    "VQGAN f16": Literature(20.83, 5.15, OPEN_IMAGES, LDM),
+    "VQGAN f8": Literature(23.07, 1.14, OPEN_IMAGES, LDM),
+    REFERENCE: Literature(24.19, 0.90, OPEN_IMAGES, LDM),
+    "KL f16": Literature(24.08, 0.87, OPEN_IMAGES, LDM),
+    "KL f8, SDXL's weights": Literature(24.7, 4.42, "COCO 2017 val, 256 px", "model card of stabilityai/sdxl-vae"),
+    "DC-AE f64c128": Literature(26.15, 0.22, "ImageNet val at 512 px",
+                                "mit-han-lab/efficientvit applications/dc_ae/README.md"),
+    "FINOLA (the paper's)": Literature(25.8, None, "ImageNet val, 256 px", "the paper, table:recon-baselines (a)"),
+}
+NEVER_RUN = {  # rows of tables alone
+    "VQGAN f16 of taming-transformers": Literature(19.9, 4.98, "not named", "arXiv:2112.10752, Fig. 1"),
+    "KL f8, Stable Diffusion's weights, on COCO": Literature(
+        23.4, 4.99, "COCO 2017 val, 256 px", "model card of stabilityai/sdxl-vae"),
+}
+PAPER = {  # its table:recon-baselines (a): feature dimension, PSNR
+    "VQGAN": ("16x16x256", 19.9), "Stable Diffusion": ("16x16x256", 24.1), "FINOLA": ("1x1x3072", 25.8),
+}
+
+
+def convolutional(kind: str, widths: tuple[int, ...], attention: bool, **options: Any) -> nn.Module:
+    """An encoder and decoder of residual convolutions, 128 channels times `widths`; attention at the smallest maps."""
+    import diffusers
+
+    down, up = ["DownEncoderBlock2D"] * len(widths), ["UpDecoderBlock2D"] * len(widths)
+    if attention:
+        down[-1], up[0] = "AttnDownEncoderBlock2D", "AttnUpDecoderBlock2D"
+    return getattr(diffusers, kind)(
+        block_out_channels=tuple(128 * width for width in widths), down_block_types=tuple(down),
+        up_block_types=tuple(up), layers_per_block=2, **options)
+
+
+def deep_compression(widths: tuple[int, ...], latent_channels: int) -> nn.Module:
+    """DC-AE: residual blocks at the three largest maps, EfficientViT's below."""
+    import diffusers
+
+    small = len(widths) - 3
+    blocks = ("ResBlock",) * 3 + ("EfficientViTBlock",) * small
+    return diffusers.AutoencoderDC(
+        latent_channels=latent_channels, encoder_block_types=blocks, decoder_block_types=blocks,
+        encoder_block_out_channels=widths, decoder_block_out_channels=widths,
+        encoder_layers_per_block=(0, 4, 8) + (2,) * small, decoder_layers_per_block=(0, 5, 10) + (2,) * small,
+        encoder_qkv_multiscales=((),) * len(widths), decoder_qkv_multiscales=((),) * len(widths),
+        decoder_norm_types=("batch_norm",) * 3 + ("rms_norm",) * small,
+        decoder_act_fns=("relu",) * 3 + ("silu",) * small)
+
+
+def tiny() -> nn.Module:
+    import diffusers
+
+    return diffusers.AutoencoderTiny()
+
+
+CODEBOOK = {"num_vq_embeddings": 16384}
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "VQGAN f16": lambda: convolutional("VQModel", (1, 1, 2, 2, 4), True, latent_channels=8, **CODEBOOK),
+    "VQGAN f8": lambda: convolutional("VQModel", (1, 2, 2, 4), True, latent_channels=4, **CODEBOOK),
+    REFERENCE: lambda: convolutional("AutoencoderKL", (1, 2, 4, 4), False, latent_channels=4),
+    "KL f16": lambda: convolutional("AutoencoderKL", (1, 1, 2, 2, 4), True, latent_channels=16),
+    "KL f8, SDXL's weights": lambda: convolutional("AutoencoderKL", (1, 2, 4, 4), False, latent_channels=4),
+    "DC-AE f32c32": lambda: deep_compression((128, 256, 512, 512, 1024, 1024), 32),
+    "DC-AE f64c128": lambda: deep_compression((128, 256, 512, 512, 1024, 1024, 2048), 128),
+    "TAESD": tiny,
+    "FINOLA (the paper's)": lambda: finola.create_model("finola_mfw2880_c3072_r16", start="random"),
+    SHIPPED: lambda: finola.create_model("finola_mfw720_c768_r8", pretrained=True),
+}
+
+
+def build(name: str) -> FirstStage:
+    """A row's stage, by its name or the path of a folder, for evaluation."""
+    torch.manual_seed(0)
+    if name not in MODELS:
+        return open_first_stage(name)
+    model = MODELS[name]().eval().requires_grad_(False)
+    return (FinolaStage if name.startswith("FINOLA") else DiffusersStage)(model, name)
+
+
+def process_memory(name: str) -> int:
+    """Bytes that a stage and one image through it take beyond Python and the libraries; for a process of its own."""
+    import diffusers  # noqa: F401  counts as a library
+
+    before = process_peak()
+    with torch.no_grad():
+        build(name)(torch.rand(1, 3, SIZE, SIZE))
+    return process_peak() - before
+
+
+def scores(stages: dict[str, FirstStage], args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """PSNR and SSIM of what has weights."""
+    with_weights = {name: stage for name, stage in stages.items() if name == SHIPPED or name not in MODELS}
+    if not args.data or not with_weights:
+        return {}
+    dataset = open_limited([args.data], args.limit)
+    batches = read_squares(dataset, SIZE, batch_size=8, workers=0, device=torch.device("cpu"), resample="bicubic")
+    found, _ = evaluate(with_weights, batches, len(dataset), progress=True)
+    return {name: {"psnr": score.means()["psnr"], "ssim": score.means()["ssim"], "images": score.images,
+                   "data": Path(args.data).resolve().name} for name, score in found.items()}
+
+
+def measure(names: list[str], args: argparse.Namespace) -> list[dict]:
+    # before this process holds any model: on Linux a new process starts with the peak of the one that starts it
+    memory = {name: fresh_process(process_memory, name) for name in tqdm(names, "memory", unit="stage")}
+    stages = {name: build(name) for name in names}
+    measured = scores(stages, args)
+    x = torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    with tqdm(total=len(stages) * (args.turns + 1), desc="latency", unit="run") as bar:
+        times = latencies(stages, x, args.turns, bar.update)
+    costs = {name: cost(stage, SIZE) for name, stage in stages.items()}
+    rows = []
+    for name in names:
+        macs = costs[name].encode_macs + costs[name].decode_macs
+        reference = costs[REFERENCE].encode_macs + costs[REFERENCE].decode_macs
+        literature = LITERATURE.get(name)
+        rows.append({
+            "name": name, "weights": "random" if name in MODELS and name != SHIPPED else "its own",
+            **costs[name]._asdict(),
+            "encode_ms": 1000 * median(t.encode for t in times[name]),
+            "decode_ms": 1000 * median(t.decode for t in times[name]),
+            "memory_mib": memory[name] / MEBIBYTE,
+            "reference_over_this": {
+                "macs": reference / macs,
+                "latency": median(r.both / t.both for r, t in zip(times[REFERENCE], times[name], strict=True)),
+                "memory": memory[REFERENCE] / memory[name]},
+            "measured": measured.get(name), "literature": literature and literature._asdict(),
+        })
+    return rows
+
+
+def line(row: dict) -> str:
+    ratio, quality = row["reference_over_this"], row["measured"] or row["literature"] or {}
+    psnr = f"{quality['psnr']:6.2f} dB {'measured' if row['measured'] else 'literature'}" if quality else ""
+    macs, times = (f"{row[f'encode_{unit}'] / scale:7.1f} +{row[f'decode_{unit}'] / scale:7.1f}"
+                   for unit, scale in (("macs", 1e9), ("ms", 1)))
+    return (f"{row['name']:38}{row['numbers']:7}{row['bits']:8} bit {row['params'] / 1e6:7.2f}M{macs} GMACs{times} ms"
+            f"{row['memory_mib']:6.0f} MiB; KL f8 over it: MACs {ratio['macs']:.1f}, time {ratio['latency']:.1f} {psnr}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(MODELS), metavar="NAME", help="only these rows")
+    parser.add_argument("--first-stage", nargs="+", default=[], metavar="DIR", help="also these folders of diffusers")
+    parser.add_argument("--data", metavar="DIR", help="images to score what has weights on")
+    parser.add_argument("--limit", type=positive, metavar="N", help="so many images, spread over the set")
+    parser.add_argument("--turns", type=positive, default=5, help="turns that are counted (%(default)s)")
+    parser.add_argument("--out", type=Path, help="write the result as JSON")
+    args = parser.parse_args()
+    names = list(dict.fromkeys([REFERENCE, *args.models, *args.first_stage]))
+    rows = measure(names, args)
+    print(*map(line, rows), sep="\n")
+    if args.out:
+        result = record(torch.device("cpu"), {
+            "size": SIZE, "turns": args.turns, "reference": REFERENCE, "results": rows,
+            "literature_alone": {name: entry._asdict() for name, entry in NEVER_RUN.items()},
+            "paper": {name: {"feature_dimension": shape, "psnr": psnr} for name, (shape, psnr) in PAPER.items()}})
+        with atomic_write(args.out) as path:
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -175,12 +175,13 @@ def measure(names: list[str], args: argparse.Namespace) -> list[dict]:
 
 
 def line(row: dict) -> str:
-    ratio, quality = row["reference_over_this"], row["measured"] or row["literature"] or {}
-    psnr = f"{quality['psnr']:6.2f} dB {'measured' if row['measured'] else 'literature'}" if quality else ""
+    ratio, quality = row["reference_over_this"], row["measured"] or row["literature"]
+    psnr = f"  PSNR {quality['psnr']:.2f} dB, {'measured' if row['measured'] else 'literature'}" if quality else ""
     macs, times = (f"{row[f'encode_{unit}'] / scale:7.1f} +{row[f'decode_{unit}'] / scale:7.1f}"
                    for unit, scale in (("macs", 1e9), ("ms", 1)))
-    return (f"{row['name']:38}{row['numbers']:7}{row['bits']:8} bit {row['params'] / 1e6:7.2f}M{macs} GMACs{times} ms"
-            f"{row['memory_mib']:6.0f} MiB; KL f8 over it: MACs {ratio['macs']:.1f}, time {ratio['latency']:.1f} {psnr}")
+    return (f"{row['name']:38}{row['numbers']:7}{row['bits']:8} bit {row['params'] / 1e6:7.2f}M{macs} GMACs"
+            f"{times} ms{row['memory_mib']:6.0f} MiB; {REFERENCE} takes {ratio['macs']:.1f} times the MACs, "
+            f"{ratio['latency']:.1f} times as long{psnr}")
 
 
 def main() -> None:

@@ -5,15 +5,16 @@
 
 What has no weights here is built with random ones, which cost the same, and its PSNR and rFID are those of the
 literature, with source and data set. --first-stage adds folders as diffusers saves them; what has weights is scored on
---data. Latencies are medians of turns of all stages on one image, and ratios medians of the turns' ratios; memory is
-that of a process of its own beyond Python and the libraries.
+--data. Latencies are medians of turns on one image, and ratios medians of the turns' ratios; small stages take turns
+with KL f8 all together, large ones each by itself. Memory is that of a process of its own beyond Python and the
+libraries.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,7 +26,15 @@ from tqdm import tqdm
 import finola
 from finola.cli.options import open_limited, positive
 from finola.data.loader import read_squares
-from finola.evaluation.first_stages import DiffusersStage, FinolaStage, FirstStage, cost, latencies, open_first_stage
+from finola.evaluation.first_stages import (
+    DiffusersStage,
+    FinolaStage,
+    FirstStage,
+    Latency,
+    cost,
+    latencies,
+    open_first_stage,
+)
 from finola.evaluation.memory import fresh_process, process_peak
 from finola.evaluation.reconstruction import evaluate
 from finola.files import atomic_write
@@ -33,6 +42,7 @@ from finola.provenance import record
 
 SIZE, REFERENCE, SHIPPED = 256, "KL f8 (Stable Diffusion)", "FINOLA, shipped, 4 squares of 128 px"
 MEBIBYTE = 2**20
+LARGE = 200_000_000  # parameters; two such models need not be held at once
 LDM = "CompVis/latent-diffusion README.md"
 OPEN_IMAGES = "trained on OpenImages; the validation set is not named"
 
@@ -51,12 +61,12 @@ LITERATURE = {
     "VQGAN f8": Literature(23.07, 1.14, OPEN_IMAGES, LDM),
     REFERENCE: Literature(24.19, 0.90, OPEN_IMAGES, LDM),
     "KL f16": Literature(24.08, 0.87, OPEN_IMAGES, LDM),
-    "KL f8, SDXL's weights": Literature(24.7, 4.42, "COCO 2017 val, 256 px", "model card of stabilityai/sdxl-vae"),
     "DC-AE f64c128": Literature(26.15, 0.22, "ImageNet val at 512 px",
                                 "mit-han-lab/efficientvit applications/dc_ae/README.md"),
     "FINOLA (the paper's)": Literature(25.8, None, "ImageNet val, 256 px", "the paper, table:recon-baselines (a)"),
 }
-NEVER_RUN = {  # rows of tables alone
+NEVER_RUN = {  # SDXL's is KL f8 with other weights; the rest are rows of other tables
+    "KL f8, SDXL's weights": Literature(24.7, 4.42, "COCO 2017 val, 256 px", "model card of stabilityai/sdxl-vae"),
     "VQGAN f16 of taming-transformers": Literature(19.9, 4.98, "not named", "arXiv:2112.10752, Fig. 1"),
     "KL f8, Stable Diffusion's weights, on COCO": Literature(
         23.4, 4.99, "COCO 2017 val, 256 px", "model card of stabilityai/sdxl-vae"),
@@ -105,7 +115,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "VQGAN f8": lambda: convolutional("VQModel", (1, 2, 2, 4), True, latent_channels=4, **CODEBOOK),
     REFERENCE: lambda: convolutional("AutoencoderKL", (1, 2, 4, 4), False, latent_channels=4),
     "KL f16": lambda: convolutional("AutoencoderKL", (1, 1, 2, 2, 4), True, latent_channels=16),
-    "KL f8, SDXL's weights": lambda: convolutional("AutoencoderKL", (1, 2, 4, 4), False, latent_channels=4),
     "DC-AE f32c32": lambda: deep_compression((128, 256, 512, 512, 1024, 1024), 32),
     "DC-AE f64c128": lambda: deep_compression((128, 256, 512, 512, 1024, 1024, 2048), 128),
     "TAESD": tiny,
@@ -133,45 +142,55 @@ def process_memory(name: str) -> int:
     return process_peak() - before
 
 
-def scores(stages: dict[str, FirstStage], args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """PSNR and SSIM of what has weights."""
-    with_weights = {name: stage for name, stage in stages.items() if name == SHIPPED or name not in MODELS}
-    if not args.data or not with_weights:
-        return {}
+def score(name: str, stage: FirstStage, args: argparse.Namespace) -> dict[str, Any] | None:
+    """PSNR and SSIM of what has weights, on --data."""
+    if not args.data or (name in MODELS and name != SHIPPED):
+        return None
     dataset = open_limited([args.data], args.limit)
     batches = read_squares(dataset, SIZE, batch_size=8, workers=0, device=torch.device("cpu"), resample="bicubic")
-    found, _ = evaluate(with_weights, batches, len(dataset), progress=True)
-    return {name: {"psnr": score.means()["psnr"], "ssim": score.means()["ssim"], "images": score.images,
-                   "data": Path(args.data).resolve().name} for name, score in found.items()}
+    found, _ = evaluate({name: stage}, batches, len(dataset), progress=True)
+    means = found[name].means()
+    return {"psnr": means["psnr"], "ssim": means["ssim"], "images": len(dataset),
+            "data": Path(args.data).resolve().name}
+
+
+def take_turns(stages: dict[str, FirstStage], turns: int) -> dict[str, list[Latency]]:
+    x = torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    with tqdm(total=len(stages) * (turns + 1), desc="latency", unit="run") as bar:
+        return latencies(stages, x, turns, bar.update)
 
 
 def measure(names: list[str], args: argparse.Namespace) -> list[dict]:
     # before this process holds any model: on Linux a new process starts with the peak of the one that starts it
     memory = {name: fresh_process(process_memory, name) for name in tqdm(names, "memory", unit="stage")}
-    stages = {name: build(name) for name in names}
-    measured = scores(stages, args)
-    x = torch.rand(1, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    with tqdm(total=len(stages) * (args.turns + 1), desc="latency", unit="run") as bar:
-        times = latencies(stages, x, args.turns, bar.update)
-    costs = {name: cost(stage, SIZE) for name, stage in stages.items()}
-    rows = []
+    rows: dict[str, dict] = {}
+    together: dict[str, FirstStage] = {REFERENCE: build(REFERENCE)}
+    reference = cost(together[REFERENCE], SIZE)
     for name in names:
-        macs = costs[name].encode_macs + costs[name].decode_macs
-        reference = costs[REFERENCE].encode_macs + costs[REFERENCE].decode_macs
-        literature = LITERATURE.get(name)
-        rows.append({
-            "name": name, "weights": "random" if name in MODELS and name != SHIPPED else "its own",
-            **costs[name]._asdict(),
-            "encode_ms": 1000 * median(t.encode for t in times[name]),
-            "decode_ms": 1000 * median(t.decode for t in times[name]),
+        stage = together[REFERENCE] if name == REFERENCE else build(name)
+        costs, literature = cost(stage, SIZE), LITERATURE.get(name)
+        macs = (reference.encode_macs + reference.decode_macs) / (costs.encode_macs + costs.decode_macs)
+        rows[name] = {
+            "name": name, "weights": "random" if name in MODELS and name != SHIPPED else "its own", **costs._asdict(),
             "memory_mib": memory[name] / MEBIBYTE,
-            "reference_over_this": {
-                "macs": reference / macs,
-                "latency": median(r.both / t.both for r, t in zip(times[REFERENCE], times[name], strict=True)),
-                "memory": memory[REFERENCE] / memory[name]},
-            "measured": measured.get(name), "literature": literature and literature._asdict(),
-        })
-    return rows
+            "reference_over_this": {"macs": macs, "memory": memory[REFERENCE] / memory[name]},
+            "measured": score(name, stage, args), "literature": literature and literature._asdict()}
+        if costs.params > LARGE:
+            add_times(rows, take_turns({REFERENCE: together[REFERENCE], name: stage}, args.turns), [name])
+        else:
+            together[name] = stage
+        del stage
+    add_times(rows, take_turns(together, args.turns), together)
+    return list(rows.values())
+
+
+def add_times(rows: dict[str, dict], times: dict[str, list[Latency]], names: Iterable[str]) -> None:
+    """Latencies of the rows `names`, and the reference's over theirs in the same turns."""
+    for name in names:
+        rows[name]["encode_ms"] = 1000 * median(turn.encode for turn in times[name])
+        rows[name]["decode_ms"] = 1000 * median(turn.decode for turn in times[name])
+        rows[name]["reference_over_this"]["latency"] = median(
+            there.both / here.both for there, here in zip(times[REFERENCE], times[name], strict=True))
 
 
 def line(row: dict) -> str:

@@ -29,7 +29,8 @@ interpolated in the logarithm of the rate between the settings below and above. 
 highest setting below the rate, interpolated for each image between that and the next; and as it is ("below").
 
 Rates count whole files, or with --count payload the coded data without headers and tables; both are printed. The
-paper's own mode is finola-paper at 4 bits. The JSON files of curves have the form of CompressAI's results."""
+paper's own mode is finola-paper at 4 bits. The JSON files of curves have the form of CompressAI's results; the plot
+takes in those that earlier runs on the same images left in the folder."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -104,13 +105,14 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
             reported: Sequence[Reported]) -> None:
     from finola.codec import rd
 
-    curves = _measure_curves(args, codecs, dataset)
-    rates = {name: rd.bd_rate(curves["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in curves else {}
     out = Path(args.out)
+    curves = _measure_curves(args, codecs, dataset)
+    known = {**_stored_curves(out, source), **curves}
+    rates = {name: rd.bd_rate(known["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in known else {}
     for codec in codecs:
         _write_json(out / f"{codec.name}.json", rd.to_compressai(
             codec, curves[codec.name], {**source, "bd_rate_against_jpeg": rates.get(codec.name)}))
-    _write_plot(out / "rd.png", curves, f"{source['data']}, {source['images']} images", reported)
+    _write_plot(out / "rd.png", known, f"{source['data']}, {source['images']} images", reported)
     if args.json:
         print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **source}))
         return
@@ -121,10 +123,26 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
         if rate is None:
             print(f"{name:18} BD-rate against JPEG: no common PSNR")
         else:  # a mean over the PSNR that both have: those over different ranges are not to be compared
-            shared = rd.shared_psnr(curves["jpeg"], curves[name])
+            shared = rd.shared_psnr(known["jpeg"], curves[name])
             span = f", from {shared[0]:.1f} to {shared[1]:.1f} dB" if shared else ""
             print(f"{name:18} BD-rate against JPEG {rate:+.1f} %{span}")
     print(f"plot and JSON in {out}")
+
+
+def _stored_curves(out: Path, source: dict) -> dict[str, list[dict]]:
+    """The curves that earlier runs on the same images with the same weights left in a folder."""
+    from finola.codec import rd
+
+    curves = {}
+    for path in sorted(out.glob("*.json")):
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            same = all(stored["record"].get(key) == source[key] for key in ("data", "images", "crop", "weights_id"))
+            if same:
+                curves[stored["name"]] = rd.from_compressai(stored["results"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # another file: a table of rates, say
+    return curves
 
 
 def _measure_curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset) -> dict[str, list[dict]]:

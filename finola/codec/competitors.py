@@ -61,7 +61,7 @@ def jpeg2000(**options: Any) -> ImageCodec:
 def avif(**options: Any) -> ImageCodec:
     return _pillow("avif", "AVIF", {"speed": 2, "subsampling": "4:2:0"} | options,
                    lambda quality: {"quality": quality}, avif_payload,
-                   (1, 5, 10, 15, 20, 30, 40, 50, 60, 70, 80, 90), range(1, 101))
+                   (1, 10, 20, 30, 40, 50, 60, 70), range(1, 101))
 
 
 MAKERS: dict[str, Callable[..., ImageCodec]] = {"jpeg": jpeg, "webp": webp, "jpeg2000": jpeg2000, "avif": avif}

@@ -264,12 +264,21 @@ def shared_psnr(anchor: Sequence[dict], curve: Sequence[dict]) -> tuple[float, f
     return (low, high) if low < high else None
 
 
+COMPRESSAI = {"setting": "q", "bpp": "bpp", "psnr": "psnr", "ms_ssim": "ms-ssim", "encoding_time": "encoding_time",
+              "decoding_time": "decoding_time"}  # fields of a point -> names in CompressAI's results
+
+
 def to_compressai(codec: ImageCodec, curve: Sequence[dict], record: dict) -> dict:
     """A curve in the form of CompressAI's results, with a record of ours beside it."""
-    names = {"setting": "q", "bpp": "bpp", "psnr": "psnr", "ms_ssim": "ms-ssim", "encoding_time": "encoding_time",
-             "decoding_time": "decoding_time"}
-    results = {name: [point[key] for point in curve] for key, name in names.items() if curve[0][key] is not None}
+    results = {name: [point[key] for point in curve] for key, name in COMPRESSAI.items() if curve[0][key] is not None}
     return {"name": codec.name, "description": codec.description, "results": results, "record": record}
+
+
+def from_compressai(results: Mapping[str, Sequence[float]]) -> list[dict]:
+    """The points of a curve out of what `to_compressai` calls results; None for what it leaves out."""
+    count = len(results["bpp"])
+    columns = {key: results.get(name, [None] * count) for key, name in COMPRESSAI.items()}
+    return [{key: column[i] for key, column in columns.items()} for i in range(count)]
 
 
 def plot(curves: dict[str, Sequence[dict]], title: str, path: Path, top: float = 1.0,

@@ -180,6 +180,23 @@ def test_the_command_draws_curves(folder, weights, tmp_path, capsys):
         assert image.width > 1000 and len(image.convert("RGB").getcolors(2**24)) > 50
 
 
+def test_curves_of_earlier_runs_are_taken_in(folder, weights, tmp_path, capsys, monkeypatch):
+    """Those on the same images alone; other files in the folder are none of our business."""
+    monkeypatch.setattr(rd, "ms_ssim", lambda a, b: None)
+    (tmp_path / "other.json").write_text("[1]")
+    (tmp_path / "broken.json").write_text("{")
+    plotted = []
+    monkeypatch.setattr(rd, "plot", lambda curves, *_, **__: plotted.append(set(curves)))
+    for codec, limit in (("webp", 1), ("jpeg", 2), ("finola-paper", 2)):
+        words = ["rd", str(folder), "--out", str(tmp_path), "--weights", weights, "--codecs", codec, "--json"]
+        assert cli.main([*words, "--limit", str(limit)]) == 0
+    assert plotted == [{"webp"}, {"jpeg"}, {"jpeg", "finola-paper"}]
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    stored = json.loads((tmp_path / "jpeg.json").read_text())["results"]
+    assert report["bd_rate_against_jpeg"]["finola-paper"] == pytest.approx(
+        rd.bd_rate(rd.from_compressai(stored), report["curves"]["finola-paper"]))
+
+
 def test_the_command_compares_at_rates(weights, tmp_path, capsys):
     for i in range(2):
         picture(90, 88, seed=i).save(tmp_path / f"{i}.png")

@@ -48,11 +48,11 @@ def main() -> None:
         rows.append({"codec": name, "changed": options, "options": trials.codec.description, "psnr": psnr,
                      "encoding_time": sum(times) / len(times) if times else None})
         print(f"{trials.codec.description:100}", psnr, flush=True)
-    if args.out:
-        result = record(torch.device("cpu"), {"data": Path(args.data).resolve().name, "images": len(dataset),
-                                              "pillow": features.version("pil"), "results": rows})
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        if args.out:  # after each case: some take minutes
+            result = record(torch.device("cpu"), {"data": Path(args.data).resolve().name, "images": len(dataset),
+                                                  "pillow": features.version("pil"), "results": rows})
+            with atomic_write(args.out) as path:
+                path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

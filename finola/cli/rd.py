@@ -170,7 +170,8 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
     from finola.codec import rd
 
     rows: dict[str, list[dict]] = {f"{rate:g}": [] for rate in args.target}
-    paper_mode = None
+    report: dict[str, Any] = {"count": args.count, "targets": rows, "paper_mode": None,
+                              "literature": [row._asdict() for row in reported], **source}
     with _bar(args) as bar:  # how many trials a search takes is not known before
         for number, codec in enumerate(codecs, 1):
             trials = rd.Trials(codec, dataset.load, len(dataset), args.count, bar.update)
@@ -179,11 +180,9 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
                 rows[f"{rate:g}"].append({"codec": codec.name, "description": codec.description,
                                           "fixed": trials.fixed(rate), "per_image": trials.per_image(rate)})
             if codec.name == "finola-paper":
-                paper_mode = trials.mean_point(rd.PAPER_BITS)
-    report = {"count": args.count, "targets": rows, "paper_mode": paper_mode,
-              "literature": [row._asdict() for row in reported], **source}
-    if args.out:
-        _write_json(Path(args.out) / "target.json", report)
+                report["paper_mode"] = trials.mean_point(rd.PAPER_BITS)
+            if args.out:  # what is known so far: AVIF alone can take an hour
+                _write_json(Path(args.out) / "target.json", report)
     if args.json:
         print(json.dumps(report))
     else:

@@ -290,17 +290,19 @@ def plot(curves: dict[str, Sequence[dict]], title: str, path: Path, top: float =
     metrics = {"psnr": "PSNR (dB)", "ms_ssim": "MS-SSIM"}
     shown = [key for key in metrics if all(point[key] is not None for curve in curves.values() for point in curve)]
     figure = Figure(figsize=(6.5 * len(shown), 6.5 if reported else 5), layout="constrained", dpi=120)
-    for axes, key in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, key in zip(panels, shown, strict=True):
         for name, curve in curves.items():
             seen = [point for point in curve if point["bpp"] <= top]
             style = {"linewidth": 2} if name.startswith("finola") else {"linestyle": "--", "alpha": 0.8}
             axes.plot([p["bpp"] for p in seen], [p[key] for p in seen], marker="o", markersize=3, label=name, **style)
-        for i, row in enumerate(reported if key == "psnr" else ()):
-            axes.plot(list(row.psnr), list(row.psnr.values()), linestyle="none", marker="x+1234"[i % 6], markersize=7,
-                      color=f"C{i % 10}", label=f"{row.name} (reported)")
         axes.set(xlabel="bit per pixel, whole files", ylabel=metrics[key], xlim=(0, None))
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7 if reported else 8, ncols=2 if reported and key == "psnr" else 1, loc="lower right")
+    for i, row in enumerate(reported):
+        panels[0].plot(list(row.psnr), list(row.psnr.values()), linestyle=":", linewidth=0.8, marker="xs^v*dD"[i % 7],
+                       markersize=4, color=f"C{i % 10}", label=f"{row.name}, reported")
+    labels = panels[0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=min(5, len(labels[0])), fontsize=8)
     figure.suptitle(title)
     figure.savefig(path, format="png")
 

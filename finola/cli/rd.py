@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from finola.codec.literature import Reported
     from finola.data.datasets import ImageDataset
 
+SAME_IMAGES = ("data", "images", "crop", "weights_id")  # results that have these in common belong together
+
 EXAMPLE = """examples:
   finola rd kodak --out rd --literature                   a curve of each codec: plot, JSON, BD-rate against JPEG
   finola rd kodak --out rd --limit 4 --codecs finola jpeg
@@ -29,8 +31,8 @@ interpolated in the logarithm of the rate between the settings below and above. 
 highest setting below the rate, interpolated for each image between that and the next; and as it is ("below").
 
 Rates count whole files, or with --count payload the coded data without headers and tables; both are printed. The
-paper's own mode is finola-paper at 4 bits. The JSON files of curves have the form of CompressAI's results; the plot
-takes in those that earlier runs on the same images left in the folder."""
+paper's own mode is finola-paper at 4 bits. The JSON files of curves have the form of CompressAI's results. What earlier
+runs on the same images left in the folder is taken in: curves into the plot, rows into the table of --target."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -137,7 +139,7 @@ def _stored_curves(out: Path, source: dict) -> dict[str, list[dict]]:
     for path in sorted(out.glob("*.json")):
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            same = all(stored["record"].get(key) == source[key] for key in ("data", "images", "crop", "weights_id"))
+            same = all(stored["record"].get(key) == source[key] for key in SAME_IMAGES)
             if same:
                 curves[stored["name"]] = rd.from_compressai(stored["results"])
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -169,24 +171,49 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
            reported: Sequence[Reported]) -> None:
     from finola.codec import rd
 
-    rows: dict[str, list[dict]] = {f"{rate:g}": [] for rate in args.target}
-    report: dict[str, Any] = {"count": args.count, "targets": rows, "paper_mode": None,
-                              "literature": [row._asdict() for row in reported], **source}
+    path = Path(args.out or "", "target.json")
+    report: dict[str, Any] = {"count": args.count, "targets": {f"{rate:g}": [] for rate in args.target},
+                              "paper_mode": None, "literature": [row._asdict() for row in reported], **source}
+    earlier = _stored_table(path, report) if args.out else None
     with _bar(args) as bar:  # how many trials a search takes is not known before
         for number, codec in enumerate(codecs, 1):
             trials = rd.Trials(codec, dataset.load, len(dataset), args.count, bar.update)
             for rate in args.target:
                 bar.set_description(f"{codec.name} ({number} of {len(codecs)} codecs), {rate:g} bit per pixel")
-                rows[f"{rate:g}"].append({"codec": codec.name, "description": codec.description,
-                                          "fixed": trials.fixed(rate), "per_image": trials.per_image(rate)})
+                report["targets"][f"{rate:g}"].append({"codec": codec.name, "description": codec.description,
+                                                       "commit": source["commit"], "fixed": trials.fixed(rate),
+                                                       "per_image": trials.per_image(rate)})
             if codec.name == "finola-paper":
                 report["paper_mode"] = trials.mean_point(rd.PAPER_BITS)
             if args.out:  # what is known so far: AVIF alone can take an hour
-                _write_json(Path(args.out) / "target.json", report)
+                _write_json(path, _joined(earlier, report))
     if args.json:
         print(json.dumps(report))
     else:
         _print_table(report, reported)
+
+
+def _stored_table(path: Path, report: dict) -> dict | None:
+    """The table that an earlier run on the same images, with the same weights and count, left at a path."""
+    try:
+        stored: dict = json.loads(path.read_text(encoding="utf-8"))
+        same = all(stored[key] == report[key] for key in (*SAME_IMAGES, "count"))
+        return stored if same and isinstance(stored["targets"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _joined(earlier: dict | None, report: dict) -> dict:
+    """A table with the rows of an earlier one that it has not itself."""
+    if earlier is None:
+        return report
+    targets = {}
+    for rate in sorted({*earlier["targets"], *report["targets"]}, key=float):
+        rows = report["targets"].get(rate, [])
+        fresh = {row["codec"] for row in rows}
+        targets[rate] = [row for row in earlier["targets"].get(rate, []) if row["codec"] not in fresh] + rows
+    kept = {key: report[key] or earlier[key] for key in ("paper_mode", "literature")}
+    return {**report, **kept, "targets": targets}
 
 
 def _print_table(report: dict, reported: Sequence[Reported]) -> None:

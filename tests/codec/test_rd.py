@@ -215,6 +215,29 @@ def test_the_command_compares_at_rates(weights, tmp_path, capsys):
     assert "1 bit per pixel of whole files" in printed and "2 bit per pixel of whole files" in printed
 
 
+def test_rows_of_earlier_runs_stay(weights, tmp_path, monkeypatch):
+    """Codecs and rates add up in one table, as long as images and weights are the same."""
+    monkeypatch.setattr(rd, "ms_ssim", lambda a, b: None)
+    picture(90, 88).save(tmp_path / "0.png")
+    words = ["rd", str(tmp_path), "--weights", weights, "--out", str(tmp_path / "out"), "--codecs"]
+
+    def table():
+        report = json.loads((tmp_path / "out" / "target.json").read_text())
+        return {rate: [row["codec"] for row in rows] for rate, rows in report["targets"].items()}, report
+
+    assert cli.main([*words, "finola-paper", "--target", "2"]) == 0
+    assert cli.main([*words, "jpeg", "--target", "1", "2"]) == 0
+    names, report = table()
+    assert names == {"1": ["jpeg"], "2": ["finola-paper", "jpeg"]} and report["paper_mode"]["setting"] == 4
+    before = report["targets"]["2"][0]
+    assert cli.main([*words, "finola-paper", "--target", "2"]) == 0
+    names, report = table()
+    assert names == {"1": ["jpeg"], "2": ["jpeg", "finola-paper"]}
+    assert report["targets"]["2"][1]["fixed"]["psnr"] == before["fixed"]["psnr"]
+    assert cli.main([*words, "jpeg", "--target", "2", "--crop", "64"]) == 0
+    assert table()[0] == {"2": ["jpeg"]}  # other images
+
+
 def test_the_command_cuts_squares_and_counts_payloads(weights, tmp_path, capsys):
     picture(90, 70, "L").save(tmp_path / "grey.png")
     words = ["rd", str(tmp_path), "--crop", "64", "--target", "0.0625", "--count", "payload", "--weights", weights]

@@ -33,12 +33,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", metavar="DIR", help="a folder of images")
     parser.add_argument("--target", type=float, nargs="+", default=[0.19, 0.5], metavar="BPP")
+    parser.add_argument("--codecs", nargs="+", default=list(VARIANTS), choices=list(VARIANTS), help="only these")
     parser.add_argument("--limit", type=positive, metavar="N", help="so many images, spread over the folder")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
     args = parser.parse_args()
     dataset = open_limited([args.data], args.limit)
-    cases = [(name, options) for name, many in VARIANTS.items() if features.check(competitors.FEATURES[name])
-             for options in many]
+    cases = [(name, options) for name in args.codecs if features.check(competitors.FEATURES[name])
+             for options in VARIANTS[name]]
     rows = []
     for name, options in tqdm(cases, unit="case"):
         trials = Trials(competitors.MAKERS[name](**options), dataset.load, len(dataset))

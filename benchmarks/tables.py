@@ -101,13 +101,13 @@ def codec() -> str:
         "is, without interpolation: its rate in whole files and in payloads (the coded data without headers and "
         "tables), and its PSNR. Rates of the first two columns count whole files.", "",
         f"### Kodak, {kodak['images']} whole images", "", *_rates(kodak),
-        f"`finola rd kodak {_targets(kodak)} --literature`; {made_by(kodak)}.", "",
+        f"`finola rd kodak {_targets(kodak)} --literature`; {made_by(kodak)}. {_missing(kodak)}", "",
         f"### ImageNet, {imagenet['images']} squares of {imagenet['crop']} px", "",
         "Every tenth image of imagenet1k-sample in the order of paths (places 0, 10, 20 ...), shorter side resized, "
         "centre square. **The shipped weights saw these images in training**; weights trained from now on leave them "
         "out. The images had been JPEG before, at quality 90 and 288 px.", "", *_rates(imagenet),
         f"`finola rd imagenet1k-sample --crop {imagenet['crop']} --limit {imagenet['images']} {_targets(imagenet)}`; "
-        f"{made_by(imagenet)}.", "",
+        f"{made_by(imagenet)}. {_missing(imagenet)}", "",
         *_paper_table(kodak, imagenet), "", *_literature(kodak), "", *_options(), "", *_parts_of_the_codec(0.19), "",
         "![rate and distortion](../results/rd/rd.png)", "",
         f"`finola rd kodak --out results/rd --literature`; the other codecs' curves: {made_by(curves)}.", "",
@@ -116,6 +116,15 @@ def codec() -> str:
 
 def _targets(table: dict) -> str:
     return f"--target {' '.join(table['targets'])}"
+
+
+def _missing(table: dict) -> str:
+    """Which rows have not been run."""
+    codecs = {row["codec"] for rows in table["targets"].values() for row in rows}
+    codecs |= {"finola", "finola-paper", "finola-bits", "jpeg", "webp", "jpeg2000", "avif"}
+    lacks = [f"{', '.join(sorted(codecs - {row['codec'] for row in rows}))} at {rate}"
+             for rate, rows in table["targets"].items() if codecs - {row["codec"] for row in rows}]
+    return f"Not run yet: {'; '.join(lacks)}." if lacks else ""
 
 
 def _rates(table: dict) -> list[str]:
@@ -176,6 +185,8 @@ def _literature(table: dict) -> list[str]:
 
 
 def _options() -> list[str]:
+    if not (ROOT / "results" / "rd" / "options.json").exists():
+        return ["What other options of these codecs give: `python benchmarks/codec_options.py kodak`, not run in full yet."]
     result = read("rd/options.json")
     rates = list(result["results"][0]["psnr"])
     lines = ["### Options of the other codecs", "",

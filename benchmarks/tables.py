@@ -93,13 +93,15 @@ def codec() -> str:
     """Kodak and squares of ImageNet at some rates, by both protocols, and what papers report."""
     kodak, imagenet = read("rd/target.json"), read("rd_imagenet/target.json")
     curves = read("rd/jpeg2000.json")["record"]
+    avif = read("rd/avif.json")
     return "\n".join([
         "## The codec beside others", "",
         "Two protocols. *Fixed*: every image at one setting, means over the images, interpolated in the logarithm of "
         "the rate between the settings below and above; papers do this. *Per image*: each image at its highest setting "
         "below the rate, interpolated for each image between that and the next. Beside them the per-image choice as it "
         "is, without interpolation: its rate in whole files and in payloads (the coded data without headers and "
-        "tables), and its PSNR. Rates of the first two columns count whole files.", "",
+        "tables), and its PSNR. Rates of the first two columns count whole files. "
+        "Images out of reach count as their smallest or largest file.", "",
         f"### Kodak, {kodak['images']} whole images", "", *_rates(kodak),
         f"`finola rd kodak {_targets(kodak)} --literature`; {made_by(kodak)}. {_missing(kodak)}", "",
         f"### ImageNet, {imagenet['images']} squares of {imagenet['crop']} px", "",
@@ -110,7 +112,8 @@ def codec() -> str:
         f"{made_by(imagenet)}. {_missing(imagenet)}", "",
         *_paper_table(kodak, imagenet), "", *_literature(kodak), "", *_options(), "", *_parts_of_the_codec(0.19), "",
         "![rate and distortion](../results/rd/rd.png)", "",
-        f"`finola rd kodak --out results/rd --literature`; the other codecs' curves: {made_by(curves)}.", "",
+        f"`finola rd kodak --out results/rd --literature`; JPEG 2000: {made_by(curves)}; the other curves "
+        f"are of earlier runs, AVIF's of {avif['description']}: {made_by(avif['record'])}.", "",
         *first_stages()])
 
 
@@ -186,7 +189,8 @@ def _literature(table: dict) -> list[str]:
 
 def _options() -> list[str]:
     if not (ROOT / "results" / "rd" / "options.json").exists():
-        return ["What other options of these codecs give: `python benchmarks/codec_options.py kodak`, not run in full yet."]
+        return ["What other options of these codecs give, `python benchmarks/codec_options.py kodak` measures: not run in "
+                "full yet."]
     result = read("rd/options.json")
     rates = list(result["results"][0]["psnr"])
     lines = ["### Options of the other codecs", "",

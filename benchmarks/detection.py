@@ -12,11 +12,7 @@ R-CNN's scores would pass its threshold, so that is set to let `CANDIDATES` boxe
 import argparse
 import gc
 import json
-import resource
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -27,6 +23,7 @@ from torchvision.models.detection import fasterrcnn_resnet50_fpn
 import finola
 from finola.detection.loader import pad_batch, padding_of
 from finola.evaluation.flops import count
+from finola.evaluation.memory import fresh_process, process_peak
 from finola.evaluation.speed import peak_memory, seconds
 from finola.files import atomic_write
 from finola.provenance import record
@@ -82,22 +79,11 @@ def reference(size: tuple[int, int]) -> nn.Module:
     return fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None, min_size=min(size), max_size=max(size))
 
 
-def process_peak() -> int:
-    """Most bytes this process has held."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
 def cpu_memory(name: str, size: tuple[int, int]) -> int:
     """Bytes that a model and its detection take beyond Python and the libraries; for a process of its own."""
     before = process_peak()
     Detecting(name, size, "cpu")()
     return process_peak() - before
-
-
-def fresh_process(function, *args):
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
 
 
 def gpu_memory(detecting: Detecting, device: str) -> int:

@@ -48,7 +48,7 @@ def check_packages() -> Iterator[Check]:
     yield Check("package", "python", True, platform.python_version())
     requirements = {r.name: r for r in reversed([Requirement(line) for line in requires("finola") or []])}
     for requirement in reversed(requirements.values()):  # the first, where several extras ask for the same
-        extra = re.search(r"extra == ['\"](\w+)['\"]", str(requirement.marker or ""))
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
         yield check_package(requirement, extra[1] if extra else None)
 
 

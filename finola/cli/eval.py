@@ -8,26 +8,34 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.options import Subparsers, add_crop_pct, add_reading, open_device, open_limited, weights_identity
+from finola.cli.options import (
+    Subparsers,
+    add_crop_pct,
+    add_reading,
+    open_device,
+    open_limited,
+    positive,
+    weights_identity,
+)
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
-    import torch
-
     from finola.cli.measures import Measured
-    from finola.models.base import ImageModel
 
 EXAMPLE = """examples:
   finola eval runs/mine/weights.safetensors --data imagenette/val
   finola eval finola_mfw720_c768_r8 --data imagenette/val --baselines --train imagenette/train \\
       --out result.json --panel panel.png
   finola eval runs/masked/weights.safetensors --data imagenette/val --knn --train imagenette/train
+  finola eval finola_mfw720_c768_r8 --first-stage sd-vae sdxl-vae --size 256 --data imagenet/val
 
 What is measured follows from the weights:
   autoencoder          PSNR and SSIM of the reconstructions; --baselines adds linear codes of the same length
   classifier           top-1, top-5 and mean per-class accuracy; the data must have the weights' classes
   masked, mae, simmim  PSNR of the masked region and of the whole image; the masks depend on --batch-size
   any, with --knn      top-1 accuracy by the encoder's features: votes of the 20 nearest images of --train
+  --first-stage        folders of diffusers (AutoencoderKL, VQModel, AutoencoderDC, AutoencoderTiny) beside an
+                       autoencoder or alone: PSNR, SSIM, length of the code, parameters, multiply-adds, latency, memory
 
 Preprocessing: shorter side resized to the model's size over --crop-pct, centre square; 0.875 for classifiers and
 --knn (224 px: to 256), 1 for all others. PSNR: each image clamped to [0, 1],
@@ -42,9 +50,13 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         description="Score a model of any kind on a set of images.",
     )
-    parser.add_argument("model", metavar="WEIGHTS", help="a weights file, or a shipped model's name")
+    parser.add_argument("model", metavar="WEIGHTS", nargs="?", help="a weights file, or a shipped model's name")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
     parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
+    parser.add_argument("--first-stage", nargs="+", metavar="DIR", default=[],
+                        help="compare with first stages of latent diffusion, folders as diffusers saves them")
+    parser.add_argument("--size", type=positive, metavar="N",
+                        help="with --first-stage: squares of N pixels (default: the model's, or 256 without one)")
     parser.add_argument("--knn", action="store_true", help="score the encoder by the nearest neighbours in --train")
     parser.add_argument(
         "--train",
@@ -62,22 +74,34 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.cli.measures import choose
+    from finola.cli.first_stages import first_stages
+    from finola.cli.measures import choose, result_of
     from finola.files import atomic_write, check_folder
     from finola.models.base import CLASSES_CROP_PCT
+    from finola.weights import find_weights, load_weights
 
     for option, file in (("--out", args.out), ("--panel", args.panel)):
         if file:
             check_folder(Path(file).parent, option)
     if args.train and not (args.baselines or args.knn):
         raise RecipeError("--train: only --baselines and --knn use it; add one of them or leave --train out")
+    if args.size and not args.first_stage:
+        raise RecipeError("--size: only --first-stage uses it; a model is scored at its own size")
+    if args.model is None and not args.first_stage:
+        raise RecipeError("WEIGHTS: missing; name a weights file or a shipped model, or add --first-stage DIR")
     device, progress = open_device(args.device), sys.stderr.isatty() and not args.json
-    path, model = _open(args.model, device)
-    measure = choose(args, model.config)
-    args.crop_pct = args.crop_pct or (CLASSES_CROP_PCT if args.knn else model.config.crop_pct)
-    dataset = open_limited(args.data, args.limit)
-    measured = measure(args, model, dataset, progress)
-    result = _result(args, path, model, len(dataset), measured.fields)
+    if args.first_stage:
+        args.crop_pct = args.crop_pct or 1.0
+        result, measured = first_stages(args, device, progress)
+    else:
+        path = find_weights(args.model)
+        model = load_weights(path).to(device).eval()
+        measure = choose(args, model.config)
+        args.crop_pct = args.crop_pct or (CLASSES_CROP_PCT if args.knn else model.config.crop_pct)
+        dataset = open_limited(args.data, args.limit)
+        measured = measure(args, model, dataset, progress)
+        identity = weights_identity(path, model.config)
+        result = result_of(args, device, identity, model.config.image_size, len(dataset), measured.fields)
     if args.json:
         print(json.dumps(result))
     else:
@@ -90,38 +114,14 @@ def run(args: argparse.Namespace) -> None:
             temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-def _open(name: str, device: torch.device) -> tuple[Path, ImageModel]:
-    """The weights file that `name` means, and its model."""
-    from finola.weights import find_weights, load_weights
-
-    path = find_weights(name)
-    return path, load_weights(path).to(device).eval()
-
-
-def _result(args: argparse.Namespace, path: Path, model: ImageModel, images: int, fields: dict) -> dict:
-    from finola.provenance import record
-
-    return record(model.mean.device, {
-        **weights_identity(path, model.config),
-        "data": args.data,
-        "images": images,
-        "preprocessing": {
-            "size": model.config.image_size,
-            "shorter_side": f"antialiased {args.resample}",
-            "crop": "centre",
-            "crop_pct": args.crop_pct,
-        },
-        **fields,
-    })
-
-
 def _print_table(result: dict, measured: Measured) -> None:
     from finola.data.images import shorter_side
 
     preprocessing = result["preprocessing"]
     size = preprocessing["size"]
+    name = result["weights"] or "first stages"
     print(
-        f"{result['weights']}: {result['images']} images of {', '.join(result['data'])}; shorter side to "
+        f"{name}: {result['images']} images of {', '.join(result['data'])}; shorter side to "
         f"{shorter_side(size, preprocessing['crop_pct'])} px by {preprocessing['shorter_side']}, centre {size}x{size}"
     )
     print(*measured.table, sep="\n")

@@ -77,6 +77,7 @@ def missing_extra(error: ModuleNotFoundError) -> str:
     extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
     extras |= dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export")
     extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
+    extras |= {"diffusers": "first-stages"}
     extra = extras.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"

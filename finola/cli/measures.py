@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
+    import torch
     from PIL import Image
     from torch import Tensor
 
@@ -86,7 +87,7 @@ def reconstructions(
     ]
     note = "\n".join([*left_out, "PSNR in dB; images/s of the code alone"])
     fields = {"pca_fitted_to": args.train if "PCA" in codes else None, "left_out": left_out, "scores": rows}
-    return Measured(fields, table, note, lambda: _reconstruction_panel(examples))
+    return Measured(fields, table, note, lambda: reconstruction_panel(examples))
 
 
 def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, progress: bool) -> Measured:
@@ -160,20 +161,44 @@ def _chance(classes: int) -> str:
     return f"a guess among {classes} classes is right in {100 / classes:.2f} %"
 
 
+def result_of(
+    args: argparse.Namespace, device: torch.device, identity: dict[str, Any], size: int, images: int, fields: dict
+) -> dict[str, Any]:
+    """The result as it is printed and written."""
+    from finola.provenance import record
+
+    return record(device, {
+        **identity,
+        "data": args.data,
+        "images": images,
+        "preprocessing": {"size": size, "shorter_side": f"antialiased {args.resample}", "crop": "centre",
+                          "crop_pct": args.crop_pct},
+        **fields,
+    })
+
+
 def squares(
     args: argparse.Namespace, dataset: ImageDataset, model: ImageModel, progress: bool = False, bar: str = "evaluating"
 ) -> Iterable[Batch]:
-    """Batches of centre squares on the model's device, with a bar of that name if `progress`."""
+    """Batches of centre squares of the model's size on its device, with a bar of that name if `progress`."""
+    return squares_of(args, dataset, model.config.image_size, next(model.parameters()).device, progress, bar)
+
+
+def squares_of(
+    args: argparse.Namespace, dataset: ImageDataset, size: int, device: torch.device, progress: bool = False,
+    bar: str = "evaluating",
+) -> Iterable[Batch]:
+    """Batches of centre squares of `size` pixels on a device."""
     from tqdm import tqdm
 
     from finola.data.loader import read_squares
 
     batches = read_squares(
         dataset,
-        model.config.image_size,
+        size,
         batch_size=args.batch_size,
         workers=args.workers,
-        device=next(model.parameters()).device,
+        device=device,
         crop_pct=getattr(args, "crop_pct", 1.0),  # `finola inspect` has no such option
         resample=args.resample,
     )
@@ -201,7 +226,7 @@ def _baselines(
     return baselines(numbers, size, batches), []
 
 
-def _reconstruction_panel(examples: Examples) -> Image.Image:
+def reconstruction_panel(examples: Examples) -> Image.Image:
     import torch
 
     from finola.drawing import panel

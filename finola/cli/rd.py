@@ -5,29 +5,34 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from finola.cli.compress import add_codec, open_codec
-from finola.cli.options import Subparsers, add_limit, natural, open_limited
-from finola.errors import RecipeError
+from finola.cli.options import Subparsers, add_limit, natural, open_limited, positive
+from finola.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
-    from PIL import Image
-
-    from finola.codec.rd import ImageCodec, Point
+    from finola.codec.competitors import ImageCodec
+    from finola.codec.literature import Reported
     from finola.data.datasets import ImageDataset
 
-T = TypeVar("T")
+SAME_IMAGES = ("data", "images", "crop", "weights_id")  # results that have these in common belong together
 
 EXAMPLE = """examples:
-  finola rd kodak --out rd                                a curve of each codec: plot, JSON, BD-rate against JPEG
+  finola rd kodak --out rd --literature                   a curve of each codec: plot, JSON, BD-rate against JPEG
   finola rd kodak --out rd --limit 4 --codecs finola jpeg
-  finola rd kodak --target 0.19                           the paper's table: each codec's best at that rate
+  finola rd kodak --target 0.19 0.5                       each codec at these rates: the paper's table
+  finola rd imagenet/val --crop 256 --limit 100 --target 0.19 0.5
 
-Sizes are those of whole files. The JSON files have the form of CompressAI's results. At a target each codec takes the
-highest setting whose file stays below it, image by image; the paper's own mode is 4 bits a number."""
+What codecs make of one rate is compared in two ways. "fixed": every image at one setting, means over the images,
+interpolated in the logarithm of the rate between the settings below and above. "per image": each image at its
+highest setting below the rate, interpolated for each image between that and the next; and as it is ("below").
+
+Rates count whole files, or with --count payload the coded data without headers and tables; both are printed. The
+paper's own mode is finola-paper at 4 bits. The JSON files of curves have the form of CompressAI's results. What earlier
+runs on the same images left in the folder is taken in: curves into the plot, rows into the table of --target."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -39,7 +44,14 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("data", metavar="DIR", help="a folder of images, best never compressed before")
     parser.add_argument("--out", metavar="FOLDER", help="for the plot and the JSON files, made if need be")
-    parser.add_argument("--target", type=float, metavar="BPP", help="compare at this rate in place of drawing curves")
+    parser.add_argument("--target", type=float, nargs="+", metavar="BPP",
+                        help="compare at these rates in place of drawing curves")
+    parser.add_argument("--count", choices=("file", "payload"), default="file",
+                        help="what the rate of --target counts (%(default)s)")
+    parser.add_argument("--crop", type=positive, metavar="N",
+                        help="take squares of N pixels: shorter side resized, centre cut out, as finola eval does")
+    parser.add_argument("--literature", action="store_true",
+                        help="with what papers report beside it; for the 24 Kodak images alone")
     parser.add_argument("--refine", type=natural, default=0, metavar="N", help="also with N steps of refinement")
     parser.add_argument("--codecs", nargs="+", metavar="NAME", help="only these")
     add_limit(parser)
@@ -49,95 +61,202 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> None:
     from finola.codec import rd
+    from finola.codec.competitors import classical_codecs
     from finola.files import check_folder
     from finola.provenance import record
 
     if args.target is None and not args.out:
         raise RecipeError("--out: missing; name a folder for the curves, or give --target")
-    if args.target is not None and not args.target > 0:
-        raise RecipeError(f"--target: got {args.target}, expected more than 0 bit per pixel")
-    dataset, codec = open_limited([args.data], args.limit), open_codec(args)
-    codecs = rd.choose([*rd.finola_codecs(codec, args.refine), *rd.classical_codecs()], args.codecs)
-    source = record(codec.device, {"data": Path(args.data).resolve().name, "images": len(dataset),
+    if wrong := [rate for rate in args.target or () if not 0 < rate < float("inf")]:
+        raise RecipeError(f"--target: got {wrong[0]}, expected more than 0 bit per pixel")
+    if args.out:
+        check_folder(args.out)
+    dataset, codec = _open_images(args), open_codec(args)
+    reported = _reported(dataset) if args.literature else ()
+    codecs = rd.choose([*rd.finola_codecs(codec, args.refine), *classical_codecs()], args.codecs)
+    source = record(codec.device, {"data": Path(args.data).resolve().name, "images": len(dataset), "crop": args.crop,
                                    "weights_id": codec.calibration.weights_id})
     if args.target is None:
-        check_folder(args.out)
-        _curves(args, codecs, dataset, source)
+        _curves(args, codecs, dataset, source, reported)
     else:
-        _table(args, codecs, dataset, source)
+        _table(args, codecs, dataset, source, reported)
 
 
-def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict) -> None:
+def _open_images(args: argparse.Namespace) -> ImageDataset:
+    from finola.data.datasets import Squares
+
+    dataset = open_limited([args.data], args.limit)
+    return Squares(dataset, args.crop) if args.crop else dataset
+
+
+def _reported(dataset: ImageDataset) -> Sequence[Reported]:
+    """What papers report of Kodak; DataError where the images are not those."""
+    from finola.codec.literature import IMAGES, KODAK, SIZES
+
+    sizes = {dataset.load(i).size for i in range(len(dataset))} if len(dataset) == IMAGES else set()
+    if not sizes or not sizes <= set(SIZES):
+        raise DataError(f"--literature: its figures are for Kodak's {IMAGES} whole images of 768x512 pixels, got "
+                        f"{len(dataset)} images of {dataset.source}; leave it out")
+    return KODAK
+
+
+# --- curves ------------------------------------------------------------------------------------------------
+
+
+def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict,
+            reported: Sequence[Reported]) -> None:
     from finola.codec import rd
 
-    def measure_all(codec: ImageCodec, image: Image.Image) -> list[Point]:
-        return [rd.measure(codec, image, setting) for setting in codec.settings]
-
-    points = _for_all(args, codecs, dataset, measure_all)
-    curves = {name: [rd.mean_point(column) for column in zip(*rows, strict=True)] for name, rows in points.items()}
-    rates = {name: rd.bd_rate(curves["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in curves else {}
     out = Path(args.out)
+    curves = _measure_curves(args, codecs, dataset)
+    known = {**_stored_curves(out, source), **curves}
+    rates = {name: rd.bd_rate(known["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in known else {}
     for codec in codecs:
         _write_json(out / f"{codec.name}.json", rd.to_compressai(
             codec, curves[codec.name], {**source, "bd_rate_against_jpeg": rates.get(codec.name)}))
-    _write_plot(out / "rd.png", curves, f"{source['data']}, {source['images']} images")
+    _write_plot(out / "rd.png", known, f"{source['data']}, {source['images']} images", reported)
     if args.json:
         print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **source}))
         return
     for name, curve in curves.items():
         for point in curve:
-            print(_row(name, point))
+            print(f"{name:18} at {point['setting']:6.2f}  {_point(point)}")
     for name, rate in rates.items():
         if rate is None:
             print(f"{name:18} BD-rate against JPEG: no common PSNR")
         else:  # a mean over the PSNR that both have: those over different ranges are not to be compared
-            shared = rd.shared_psnr(curves["jpeg"], curves[name])
+            shared = rd.shared_psnr(known["jpeg"], curves[name])
             span = f", from {shared[0]:.1f} to {shared[1]:.1f} dB" if shared else ""
             print(f"{name:18} BD-rate against JPEG {rate:+.1f} %{span}")
     print(f"plot and JSON in {out}")
 
 
-def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict) -> None:
+def _stored_curves(out: Path, source: dict) -> dict[str, list[dict]]:
+    """The curves that earlier runs on the same images with the same weights left in a folder."""
     from finola.codec import rd
 
-    points = _for_all(args, codecs, dataset, lambda codec, image: rd.at_most(codec, image, args.target))
-    rows = {name: {**rd.mean_point(of), "above_target": sum(p.bpp > args.target for p in of)}
-            for name, of in points.items()}
-    report = {"target": args.target, "codecs": rows, **source}
-    if args.out:
-        _write_json(Path(args.out) / "target.json", report)
+    curves = {}
+    for path in sorted(out.glob("*.json")):
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            same = all(stored["record"].get(key) == source[key] for key in SAME_IMAGES)
+            if same:
+                curves[stored["name"]] = rd.from_compressai(stored["results"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # another file: a table of rates, say
+    return curves
+
+
+def _measure_curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset) -> dict[str, list[dict]]:
+    """Each codec's mean points at its settings."""
+    from finola.codec import rd
+
+    curves: dict[str, list[dict]] = {}
+    with _bar(args, len(dataset) * len(codecs)) as bar:
+        for codec in codecs:
+            bar.set_description(codec.name)
+            rows = []
+            for i in range(len(dataset)):
+                image = dataset.load(i)
+                rows.append([rd.measure(codec, image, setting) for setting in codec.settings])
+                bar.update()
+            curves[codec.name] = [rd.mean_point(column) for column in zip(*rows, strict=True)]
+    return curves
+
+
+# --- rates -------------------------------------------------------------------------------------------------
+
+
+def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset, source: dict,
+           reported: Sequence[Reported]) -> None:
+    from finola.codec import rd
+
+    path = Path(args.out or "", "target.json")
+    report: dict[str, Any] = {"count": args.count, "targets": {f"{rate:g}": [] for rate in args.target},
+                              "paper_mode": None, "literature": [row._asdict() for row in reported], **source}
+    earlier = _stored_table(path, report) if args.out else None
+    with _bar(args) as bar:  # how many trials a search takes is not known before
+        for number, codec in enumerate(codecs, 1):
+            trials = rd.Trials(codec, dataset.load, len(dataset), args.count, bar.update)
+            for rate in args.target:
+                bar.set_description(f"{codec.name} ({number} of {len(codecs)} codecs), {rate:g} bit per pixel")
+                report["targets"][f"{rate:g}"].append({"codec": codec.name, "description": codec.description,
+                                                       "commit": source["commit"], "fixed": trials.fixed(rate),
+                                                       "per_image": trials.per_image(rate)})
+            if codec.name == "finola-paper":
+                report["paper_mode"] = trials.mean_point(rd.PAPER_BITS)
+            if args.out:  # what is known so far: AVIF alone can take an hour
+                _write_json(path, _joined(earlier, report))
     if args.json:
         print(json.dumps(report))
-        return
-    for name, row in rows.items():
-        note = f"  ({row['above_target']} images do not get so small)" if row["above_target"] else ""
-        print(_row(name, row) + note)
+    else:
+        _print_table(report, reported)
 
 
-def _for_all(
-    args: argparse.Namespace,
-    codecs: list[ImageCodec],
-    dataset: ImageDataset,
-    work: Callable[[ImageCodec, Image.Image], T],
-) -> dict[str, list[T]]:
-    """What `work` (codec, image) gives, by codec, for each image."""
+def _stored_table(path: Path, report: dict) -> dict | None:
+    """The table that an earlier run on the same images, with the same weights and count, left at a path."""
+    try:
+        stored: dict = json.loads(path.read_text(encoding="utf-8"))
+        same = all(stored[key] == report[key] for key in (*SAME_IMAGES, "count"))
+        return stored if same and isinstance(stored["targets"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _joined(earlier: dict | None, report: dict) -> dict:
+    """A table with the rows of an earlier one that it has not itself."""
+    if earlier is None:
+        return report
+    targets = {}
+    for rate in sorted({*earlier["targets"], *report["targets"]}, key=float):
+        rows = report["targets"].get(rate, [])
+        fresh = {row["codec"] for row in rows}
+        targets[rate] = [row for row in earlier["targets"].get(rate, []) if row["codec"] not in fresh] + rows
+    kept = {key: report[key] or earlier[key] for key in ("paper_mode", "literature")}
+    return {**report, **kept, "targets": targets}
+
+
+def _print_table(report: dict, reported: Sequence[Reported]) -> None:
+    what = "whole files" if report["count"] == "file" else "payloads"
+    for rate, rows in report["targets"].items():
+        print(f"{rate} bit per pixel of {what}, {report['images']} images of {report['data']}")
+        print(f"{'codec':18}{'fixed':>8}{'per image':>11}  dB   below:{'files':>8}{'payloads':>10}{'PSNR':>8}"
+              f"{'MS-SSIM':>9}{'write + read, s':>18}")
+        for row in rows:
+            print(_target_row(row))
+        for paper in reported:
+            if (psnr := paper.psnr.get(float(rate))) is not None:
+                print(f"{paper.name:30}{psnr:6.2f} dB, reported ({paper.source})")
+    if mode := report["paper_mode"]:
+        print(f"the paper's mode, 4 bits a number: {_point(mode)}")
+
+
+def _target_row(row: dict) -> str:
+    fixed, single = row["fixed"], row["per_image"]
+    chosen = single["chosen"]
+    notes = {"above_target": "images do not get so small", "below_target": "images do not get so large"}
+    said = "".join(f"  ({single[key]} {words})" for key, words in notes.items() if single[key])
+    return (f"{row['codec']:18}{_number(fixed['psnr'], 2):>8}{_number(single['psnr'], 2):>11}{'':13}"
+            f"{chosen['bpp']:8.4f}{chosen['payload_bpp']:10.4f}{chosen['psnr']:8.2f}{_number(chosen['ms_ssim'], 4):>9}"
+            f"{chosen['encoding_time']:9.2f} + {chosen['decoding_time']:.2f}{said}")
+
+
+# --- what they share ---------------------------------------------------------------------------------------
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _point(point: dict) -> str:
+    return (f"{point['bpp']:.4f} bpp of files, {point['payload_bpp']:.4f} of payloads  {point['psnr']:.2f} dB  "
+            f"MS-SSIM {_number(point['ms_ssim'], 4)}  {point['encoding_time']:.2f} s + {point['decoding_time']:.2f} s")
+
+
+def _bar(args: argparse.Namespace, total: int | None = None) -> Any:
     from tqdm import tqdm
 
-    results: dict[str, list[T]] = {codec.name: [] for codec in codecs}
-    with tqdm(total=len(dataset) * len(codecs), unit="run", disable=not sys.stderr.isatty() or args.json) as bar:
-        for i in range(len(dataset)):
-            image = dataset.load(i)
-            for codec in codecs:
-                bar.set_description(f"{Path(dataset.name(i)).name}, {codec.name}")
-                results[codec.name].append(work(codec, image))
-                bar.update()
-    return results
-
-
-def _row(name: str, point: dict) -> str:
-    similarity = "" if point["ms_ssim"] is None else f"  MS-SSIM {point['ms_ssim']:.4f}"
-    return (f"{name:18} at {point['setting']:6.2f}  {point['bpp']:.4f} bpp  {point['psnr']:.2f} dB{similarity}  "
-            f"{point['encoding_time']:.2f} s + {point['decoding_time']:.2f} s")
+    return tqdm(total=total, unit="image", disable=not sys.stderr.isatty() or args.json)
 
 
 def _write_json(path: Path, report: dict) -> None:
@@ -147,9 +266,9 @@ def _write_json(path: Path, report: dict) -> None:
         temporary.write_text(json.dumps(report, indent=1) + "\n")
 
 
-def _write_plot(path: Path, curves: dict, title: str) -> None:
+def _write_plot(path: Path, curves: dict, title: str, reported: Sequence[Reported]) -> None:
     from finola.codec import rd
     from finola.files import atomic_write
 
     with atomic_write(path) as temporary:
-        rd.plot(curves, title, temporary)
+        rd.plot(curves, title, temporary, reported=reported)

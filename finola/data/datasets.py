@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from finola.data.fingerprint import named_sizes
-from finola.data.images import SUFFIXES, decode_image
+from finola.data.images import SUFFIXES, decode_image, fit
 from finola.errors import DataError
 
 
@@ -200,6 +200,27 @@ class Subset:
     def file_sizes(self) -> Iterable[tuple[str, int]]:
         """Those of the whole data set."""
         return self.dataset.file_sizes()
+
+
+class Squares:
+    """The images of a data set as squares of `size` pixels, fitted as `finola eval` does (`finola.data.images.fit`)."""
+
+    def __init__(self, dataset: ImageDataset, size: int):
+        self.dataset, self.size = dataset, size
+        self.classes, self.source, self.labels = dataset.classes, dataset.source, dataset.labels
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def load(self, index: int, draft: int | None = None) -> Image.Image:
+        return fit(self.dataset.load(index, draft), self.size)
+
+    def file_sizes(self) -> Iterable[tuple[str, int]]:
+        """Those of the whole images."""
+        return self.dataset.file_sizes()
+
+    def name(self, index: int) -> str:
+        return self.dataset.name(index)
 
 
 def spread(length: int, count: int) -> np.ndarray:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-SMALL = ["--optim.batch_size", "4", "--optim.epochs", "1", "--data.num_workers", "0"]
 LONG = ["--optim.batch_size", "4", "--optim.epochs", "40", "--data.num_workers", "0",
         "--trainer.checkpoint_steps", "1"]
 
@@ -37,16 +36,17 @@ def finished(out: Path) -> dict[str, float]:
     return {name: path.stat().st_mtime for name, path in results.items() if json.loads(path.read_text())["finished"]}
 
 
+@pytest.mark.slow
 def test_a_row_to_its_end_and_once_more(images, tmp_path):
     pytest.importorskip("lightning")
-    process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", *SMALL)
+    process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", *LONG)
     printed, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert "| (a) 64x64 | 25.7 | " in printed and "pocket/resolution_64, seed 0: finished" in errors
     found = json.loads((tmp_path / "out/resolution-pocket.json").read_text())
-    assert found["rows"][0]["ours"]["psnr"]["values"] and found["overrides"] == SMALL
+    assert found["rows"][0]["ours"]["psnr"]["values"] and found["overrides"] == LONG
     before = finished(tmp_path / "out")
-    process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", "--json", *SMALL)
+    process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", "--json", *LONG)
     again, errors = process.communicate(timeout=120)
     assert "1 runs, 1 of them done" in errors and json.loads(again)["rows"] == found["rows"]
     assert finished(tmp_path / "out") == before
@@ -91,7 +91,7 @@ def test_sigterm_leaves_a_checkpoint_and_a_table(images, tmp_path):
 def test_a_row_that_fails_does_not_stop_the_rest(images, tmp_path):
     """The folder of one run is a file."""
     pytest.importorskip("lightning")
-    out, words = tmp_path / "out", ["resolution", "--rows", "resolution_64", "resolution_32", *SMALL]
+    out, words = tmp_path / "out", ["resolution", "--rows", "resolution_64", "resolution_32", *LONG]
     process = start(images, out, *words, "--max-time", "0.001")
     process.communicate(timeout=120)
     assert process.returncode == 0
@@ -99,7 +99,7 @@ def test_a_row_that_fails_does_not_stop_the_rest(images, tmp_path):
     from finola.training import tables
     from finola.training.reproduce import Plan, choose
 
-    stages = Plan.of(choose(tables.find_table("resolution"), ["resolution_64"]), "pocket", 1, SMALL).stages
+    stages = Plan.of(choose(tables.find_table("resolution"), ["resolution_64"]), "pocket", 1, LONG).stages
     (folder,) = (out / "runs/pocket" / f"resolution_64-{key}" for key in stages)
     if folder.is_dir():
         shutil.rmtree(folder)

@@ -189,8 +189,8 @@ def _literature(table: dict) -> list[str]:
 
 def _options() -> list[str]:
     if not (ROOT / "results" / "rd" / "options.json").exists():
-        return ["What other options of these codecs give, `python benchmarks/codec_options.py kodak` measures: not run in "
-                "full yet."]
+        return ["What other options of these codecs give, `python benchmarks/codec_options.py kodak` measures: not run "
+                "in full yet."]
     result = read("rd/options.json")
     rates = list(result["results"][0]["psnr"])
     lines = ["### Options of the other codecs", "",

@@ -6,6 +6,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
+# package -> the extra that installs it
+EXTRAS = {
+    **dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich", "filelock"), "train"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export"),
+    **dict.fromkeys(("scipy", "faster_coco_eval"), "detection"),
+    "constriction": "codec", "lightly": "ssl", "diffusers": "first-stages",
+}
+
 
 class FinolaError(ValueError):
     """Base of every error finola raises on bad input."""

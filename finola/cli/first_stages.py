@@ -23,13 +23,14 @@ MEBIBYTE = 2**20
 
 def first_stages(args: argparse.Namespace, device: torch.device, progress: bool) -> tuple[dict[str, Any], Measured]:
     """What `finola eval` writes and prints of them."""
+    from finola.evaluation.first_stages import cost
     from finola.evaluation.reconstruction import evaluate
 
     for option in ("baselines", "knn"):
         if getattr(args, option):
             raise RecipeError(f"--{option}: does not go together with --first-stage; leave it out")
     stages, size, identity = _open(args, device)
-    costs = {name: _cost(stage, size) for name, stage in stages.items()}
+    costs = {name: cost(stage, size) for name, stage in stages.items()}
     dataset = open_limited(args.data, args.limit)
     batches = squares_of(args, dataset, size, device)
     scores, examples = evaluate(stages, batches, len(dataset), progress)
@@ -63,12 +64,6 @@ def _open(args: argparse.Namespace, device: torch.device) -> tuple[dict[str, Fir
             raise RecipeError(f"--first-stage: two are called {stage.name}; rename a folder")
         named[stage.name] = stage
     return named, size, identity
-
-
-def _cost(stage: FirstStage, size: int) -> Cost:
-    from finola.evaluation.first_stages import cost
-
-    return cost(stage, size)
 
 
 def _speed(stages: dict[str, FirstStage], size: int, device: torch.device,

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 
 from finola.cli.options import split_overrides
-from finola.errors import FinolaError
+from finola.errors import EXTRAS, FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
@@ -74,11 +74,7 @@ def _fail(args: argparse.Namespace, message: str, code: int) -> int:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str:
-    extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
-    extras |= dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export")
-    extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
-    extras |= {"diffusers": "first-stages"}
-    extra = extras.get((error.name or "").split(".")[0])
+    extra = EXTRAS.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"
 

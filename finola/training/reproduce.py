@@ -18,14 +18,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
 from finola.data.workers import usable_cores
-from finola.errors import RecipeError, near
+from finola.errors import EXTRAS, RecipeError, near
 from finola.files import atomic_write, check_folder
 from finola.models.base import resolve
 from finola.training.jobs import Job
@@ -34,7 +35,6 @@ from finola.training.recipe import FREE_KEYS, Recipe, load_recipe
 from finola.training.tables import Row, Table, scale_of
 
 State = Literal["finished", "diverged", "stopped", "failed", "left out", "waiting"]
-EXTRAS = {"lightly": "ssl", "scipy": "detection", "faster_coco_eval": "detection"}  # package -> extra
 POLL = 0.5  # seconds
 
 
@@ -59,7 +59,10 @@ class Stage:
     recipe: Recipe
     start: Stage | None
 
-    @property
+    def __str__(self) -> str:
+        return f"{self.recipe.name}, seed {self.recipe.seed}"
+
+    @cached_property
     def key(self) -> str:
         """Eight hexadecimal digits: equal for runs that do the same."""
         config = self.recipe.model_config()
@@ -89,19 +92,23 @@ class Plan:
     def of(cls, rows: Sequence[Row], scale: str, seeds: int = 1, overrides: Sequence[str] = ()) -> Plan:
         """`overrides`: words of the command line for every run ("--trainer.devices", "2")."""
         plan = cls(rows, scale, seeds, list(overrides))
+
+        @cache
+        def recipe_of(name: str) -> Recipe:
+            return load_recipe(f"{scale_of(name, scale)}/{name}", plan.overrides)
+
         for seed in range(seeds):
             for row in rows:
                 for metric in row.metrics:
                     stage = None
                     for name in row.chain(metric, scale):
-                        stage = plan._add(name, seed, stage)
+                        stage = plan._add(Stage(replace(recipe_of(name), seed=seed), stage))
                     assert stage is not None
                     plan.measured[row.name, metric, seed] = stage
         return plan
 
-    def _add(self, name: str, seed: int, start: Stage | None) -> Stage:
-        recipe = load_recipe(f"{scale_of(name, self.scale)}/{name}", [*self.overrides, "--seed", str(seed)])
-        stage = Stage(recipe, start)
+    def _add(self, stage: Stage) -> Stage:
+        """The run of the plan that does what `stage` does."""
         return self.stages.setdefault(stage.key, stage)
 
     def stages_of(self, row: Row) -> list[Stage]:
@@ -211,8 +218,9 @@ class Reproduction:
                 self._launch(running, jobs, deadline, say)
                 if not running:
                     return
-                time.sleep(POLL)
-                for key in [key for key, job in running.items() if job.poll() is not None]:
+                while not (ended := [key for key, job in running.items() if job.poll() is not None]):
+                    time.sleep(POLL)
+                for key in ended:
                     self._ended(self.plan.stages[key], running.pop(key), say)
                     changed()
         finally:
@@ -226,7 +234,7 @@ class Reproduction:
             if len(running) >= jobs or time.monotonic() >= deadline:
                 return
             if stage.key not in running:
-                say(f"{stage.recipe.name}, seed {stage.recipe.seed}: {self.folder(stage)}")
+                say(f"{stage}: {self.folder(stage)}")
                 running[stage.key] = self._start(stage, jobs, deadline)
 
     def _start(self, stage: Stage, jobs: int, deadline: float) -> Job:
@@ -245,11 +253,11 @@ class Reproduction:
         if code:
             how = f"was killed by signal {-code}" if code < 0 else job.last_words
             self.reasons[stage.key] = ("failed", f"{how} ({job.log})")
-            say(f"{stage.recipe.name}, seed {stage.recipe.seed}: failed: {how}; the rest goes on")
+            say(f"{stage}: failed: {how}; the rest goes on")
             return
         words = {"diverged": "did not converge", "stopped": "stopped, the next call goes on with it"}
         state = self.state(stage)
-        say(f"{stage.recipe.name}, seed {stage.recipe.seed}: {words.get(state, state)}")
+        say(f"{stage}: {words.get(state, state)}")
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def runs() -> dict[str, Run]:
             if name in found:
                 raise RecipeError(f"{name}: has settings in two files, of {found[name].table.title!r} and"
                                   f" {table.title!r}")
-            scales = DETECTION_SCALES if table.file.data == "objects" else tuple(SCALES)[:3]
+            scales = DETECTION_SCALES if table.file.data == "objects" else tuple(DETECTION_SCALE)
             after = (row.after,) if isinstance(row.after, str) else tuple(row.after)
             overlays = {scale: getattr(row, scale) for scale in ("imagenette", "pocket", "coco128")}
             found[name] = Run(name, row.title, tuple(table.file.scales or scales), row.base or table.file.base, after,
@@ -256,7 +256,7 @@ def merge(base: Settings, changes: Settings) -> Settings:
 
 @cache
 def _tables() -> list[Table]:
-    """All files, settings first, then the paper's order as far as the names go."""
+    """All files, by their names."""
     found = []
     for path in sorted(FOLDER.glob("*.yaml")):
         try:

@@ -236,15 +236,18 @@ def _explained(source: str, error: Exception) -> WeightsError:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RevisionNotFoundError
 
     transport = HfHubHTTPError.__bases__[0]  # the HTTP library's own; which one depends on the version
-    said = " ".join(str(getattr(error, "server_message", None) or error or type(error).__name__).split())[:300]
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+    words = str(error) or type(error).__name__
+    if isinstance(error, HfHubHTTPError) and status != 429:  # there the library says for how long
+        words = error.server_message or words
+    said = " ".join(words.split())[:300]
     if isinstance(error, OfflineModeIsEnabled):
         return _Unreachable(f"{source}: the Hub is not asked, as HF_HUB_OFFLINE is set")
     if isinstance(error, RevisionNotFoundError):
         return WeightsError(f"{source}: the repository has no such revision; expected a commit, a tag or a branch")
     if isinstance(error, GatedRepoError):
         return WeightsError(f"{source}: its owner grants access one by one; ask on its page, then {LOGIN}")
-    if isinstance(error, HfHubHTTPError):
-        status = error.response.status_code
+    if status is not None:
         kind = _Unreachable if status == 429 or status >= 500 else WeightsError
         return kind(f"{source}: {REFUSALS.get(status, 'the Hub cannot do this')} (HTTP {status}: {said})")
     if isinstance(error, transport):

@@ -26,11 +26,12 @@ from finola import WeightsError, create_model, load_weights, save_weights
 from finola.codec import calibration_path
 from finola.hub import parse
 from finola.registry import DEFAULT_MODEL, pretrained_path
-from finola.weights import description, find_weights, read_tensors
+from finola.weights import description, find_weights, read_tensors, weights_hash
 
 NAMES = ("model.safetensors", "config.json", "codec.safetensors", "README.md")
 PROGRAM = """
 import contextlib, io, json, os, sys
+import finola
 from finola.cli.main import main
 
 for line in sys.stdin:
@@ -276,6 +277,17 @@ def test_a_repository_that_is_not_ours(hub, terminal, files, weights, change, wo
     hub.add(name, changed)
     assert word in terminal.fails(4, *compress(weights, f"hf-hub:{name}"))
     assert whole == any(path.startswith("GET /lfs") for path in hub.asked)  # no weights without a config.json of ours
+
+
+def test_training_starts_from_it_and_names_it(hub, terminal, files, weights):
+    hub.add("me/start", files)
+    assert terminal.python("""if True:
+        from finola.training.origin import origin_of_weights
+        from finola.training.transfer import transfer
+        print(transfer(finola.load_weights("hf-hub:me/start"), "hf-hub:me/start"))
+        print(origin_of_weights("hf-hub:me/start"))
+    """).splitlines() == ["whole model", str({
+        "file": "hf-hub:me/start", "sha256": weights_hash(weights), "recipe": "none", "runs": None, "part": None})]
 
 
 @pytest.mark.parametrize("source", [

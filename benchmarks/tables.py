@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from finola.cli.card import front_matter
 from finola.codec.rd import bd_rate, from_compressai
 from finola.files import atomic_write
+from finola.registry import PRETRAINED_FOLDER, model_config
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +35,8 @@ def reconstruction() -> str:
              "| code | numbers | PSNR, dB | SSIM |", "|---|---|---|---|"]
     lines += [f"| {r['code']} | {r['numbers']} | {r['psnr']:.2f} | {r['ssim']:.3f} |" for r in rows]
     return "\n".join([*lines, "", f"`finola eval`; {made_by(result)}; weights {result['sha256'][:12]}. "
-                      f"The linear codes: `finola eval --baselines`; {made_by(baselines)}."])
+                      f"The linear codes: `finola eval --baselines`; {made_by(baselines)}.", "",
+                      "![training curve](../results/shipped_training_curve.png)"])
 
 
 def operator() -> str:
@@ -312,13 +315,16 @@ def analysis() -> str:
 
 
 def card() -> str:
-    """The model card of the shipped weights."""
-    weights = json.loads((ROOT / "finola" / "pretrained" / "finola_mfw720_c768_r8.json").read_text())
+    """The model card of the shipped weights, which is also their README.md on the Hub."""
+    weights = json.loads((PRETRAINED_FOLDER / "finola_mfw720_c768_r8.json").read_text())
+    header = front_matter(model_config(weights["model"]), "finola-weights", metrics=["psnr", "ssim"],
+                          datasets=["imagenette", "imagenet-1k", "coco"])
+    terms = (PRETRAINED_FOLDER / "LICENSE").read_text().partition("\n\n")[2].rstrip()
     scores = read("shipped_imagenette.json")["scores"][0]
     curve = [f"| {h['epoch'] + 1} | {h['step']} | {h['train_psnr']:.2f} | {h['val_psnr']:.2f} |"
              for h in weights["history"]]
     return "\n".join([
-        f"# Model card: {weights['model']}", "", "Written by `python benchmarks/tables.py`.", "",
+        header, f"# Model card: {weights['model']}", "", "Written by `python benchmarks/tables.py`.", "",
         "An autoencoder for 128-px squares: 768 numbers in q, an 8x8 map, a Mobile-Former W720 as encoder. Meant for "
         "trying the method, for tests and as a start; not for images that matter.", "",
         f"- **Weights**: fp16 safetensors, {weights['bytes'] / 2**20:.1f} MiB, sha256 `{weights['sha256']}`",
@@ -330,11 +336,10 @@ def card() -> str:
         f"- **Scores** on Imagenette's validation set, 128 px, fp16 weights: PSNR {scores['psnr']:.2f} dB (of the "
         f"pooled error {scores['psnr_pooled']:.2f} dB, of 8-bit images {scores['psnr_8bit']:.2f} dB), SSIM "
         f"{scores['ssim']:.3f}",
-        f"- **Licence of the images**: {weights['licence']}",
         "- **Limits**: fine detail, faces and text are lost. The training set is small and holds ten classes for the "
         "most part; other images fare worse.", "",
         "| epoch | step | training PSNR, dB | validation PSNR, dB |", "|---|---|---|---|", *curve, "",
-        "![training curve](../results/shipped_training_curve.png)"])
+        "## Licence", "", terms])
 
 
 def main() -> None:

@@ -9,12 +9,14 @@ import struct
 from collections.abc import Mapping, Set
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from finola import hub
 from finola.errors import FinolaError, WeightsError, near
 from finola.files import atomic_write
 from finola.models.base import ImageModel, ModelConfig, ParametersOnMeta
@@ -41,11 +43,18 @@ def save_weights(model: ImageModel, path: str | Path, metadata: Mapping[str, str
 
 
 def find_weights(source: str | Path) -> Path:
-    """The file that "weights" mean, wherever they are asked for: a path, or else a shipped model's name.
+    """The file that "weights" mean, wherever they are asked for: a path, a shipped model's name, or
+    `hf-hub:owner/name[@revision]`, which is fetched (`finola.hub.download`).
 
     Raises:
-        WeightsError: neither a file nor such a name; the message has near names.
+        WeightsError: neither a file nor such a name; the message has near names. What keeps a file from being fetched.
     """
+    if str(source).startswith(hub.PREFIX):
+        folder = hub.download(str(source))
+        stated = json.loads((folder / hub.CONFIG).read_bytes())
+        if stated != stated | description(folder / hub.WEIGHTS):
+            raise WeightsError(f"{source}: {hub.CONFIG} is not that of {hub.WEIGHTS}; push both again with finola push")
+        return folder / hub.WEIGHTS
     if Path(source).is_file():
         return Path(source)
     shipped = list_models(pretrained=True)
@@ -55,16 +64,27 @@ def find_weights(source: str | Path) -> Path:
                        f"{near(str(source), shipped)} (shipped: {', '.join(shipped)})")
 
 
+def description(path: str | Path) -> dict[str, Any]:
+    """The format and the configuration in the header of a weights file, which config.json says again on the Hub.
+    WeightsError where they cannot be read."""
+    metadata = read_metadata(path)
+    try:
+        return {"format": metadata["format"], "config": json.loads(metadata["config"])}
+    except (KeyError, json.JSONDecodeError) as error:
+        raise WeightsError(f"{path}: no configuration in its header; not written by finola.save_weights") from error
+
+
 def load_weights(source: str | Path) -> ImageModel:
     """The model in a file written by `save_weights`, of whatever kind, on the CPU in fp32.
 
     Args:
-        source: the file, or the name of a model whose weights are shipped (`finola.list_models(pretrained=True)`).
+        source: the file; the name of a model whose weights are shipped (`finola.list_models(pretrained=True)`);
+            `hf-hub:owner/name` or `hf-hub:owner/name@revision`.
 
     Raises:
-        WeightsError: no such file or name, not a safetensors file (pickles are never opened), damaged or cut short, of
-            another program, with missing, unexpected, misshapen or non-finite tensors; the message names the file and
-            the tensor.
+        WeightsError: no such file or name, nothing that can be fetched, not a safetensors file (pickles are never
+            opened), damaged or cut short, of another program, with missing, unexpected, misshapen or non-finite
+            tensors; the message names the file and the tensor.
     """
     path = find_weights(source)
     tensors, metadata = read_tensors(path)

@@ -20,7 +20,7 @@ FLOORS = (
     ("autoregression",),
     ("pde",),
     ("models",),
-    ("timm_models", "registry"),
+    ("timm_models", "registry", "hub"),
     ("weights",),
     ("factory",),
     ("data",),  # stands beside models: see APART
@@ -111,9 +111,9 @@ def test_no_circle():
         visit(module, ())
 
 
-def test_no_module_imports_timm_before_it_is_needed():
+def test_no_module_imports_timm_or_the_hubs_library_before_they_are_needed():
     """All but the one that registers the encoders there."""
     names = [name for name in MODULES if name not in ("finola.timm_models", "finola.cli.__main__")]
     code = f"import sys, importlib\nfor name in {names!r}:\n    importlib.import_module(name)\n    " \
-           "assert not any(module.split('.')[0] == 'timm' for module in sys.modules), name"
+           "assert not {'timm', 'huggingface_hub'} & {module.split('.')[0] for module in sys.modules}, name"
     subprocess.run([sys.executable, "-c", code], check=True)

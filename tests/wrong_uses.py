@@ -9,7 +9,7 @@ finola.autoregress("x", 3)  # E: arg-type
 finola.autoregress(torch.zeros(1, 8), (4, 4), origin=1.5)  # E: arg-type
 finola.autoregress(torch.zeros(1, 8), (4, 4), centre="center")  # E: call-arg
 number: int = finola.create_model("finola_mfw720_c768_r8")  # E: assignment
-finola.create_model("finola_mfw720_c768_r8", pretrained="yes")  # E: call-overload
+finola.create_model("finola_mfw720_c768_r8", pretrained=2.5)  # E: call-overload
 finola.load_weights(3)  # E: arg-type
 finola.list_models(pattern=3)  # E: arg-type
 finola.psnr(1.0, 2.0)  # E: arg-type

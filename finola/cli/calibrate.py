@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
 
     weights = weights_path(args)
     if weights != Path(args.weights):
-        raise RecipeError(f"--weights: {args.weights} is shipped with its calibration, which its streams need; name a"
+        raise RecipeError(f"--weights: {args.weights} is shipped or published with its calibration; name a"
                           " weights file of your own")
     target = calibration_path(weights)
     check_folder(target.parent, "--weights")

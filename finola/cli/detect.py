@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from finola.cli import train
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import Subparsers, add_device, add_limit, add_workers, open_weights, positive, weights_identity
+from finola.cli.options import (
+    SOURCES,
+    Subparsers,
+    add_device,
+    add_limit,
+    add_workers,
+    open_weights,
+    positive,
+    weights_identity,
+    weights_path,
+)
 from finola.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -83,7 +93,7 @@ def _add_train(commands: Subparsers) -> None:
                                  epilog=TRAIN)
     train.add_options(parser, "FILE", "annotations in COCO's format, and perhaps the folder of their images",
                       "the same for validation",
-                      "start from the weights in this file or shipped model, or from its encoder")
+                      f"start from these weights, or from their encoder: {SOURCES}")
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -101,7 +111,7 @@ def _check(recipe: Recipe) -> None:
 def _add_eval(commands: Subparsers) -> None:
     parser = commands.add_parser("eval", help="score a detector", description="COCO's average precision of a detector.",
                                  epilog=EVAL)
-    parser.add_argument("weights", metavar="WEIGHTS", help="a detector's weights file, or a shipped model's name")
+    parser.add_argument("weights", metavar="WEIGHTS", help=f"a detector's weights: {SOURCES}")
     parser.add_argument("--data", nargs="+", required=True, metavar="FILE [DIR]",
                         help="annotations in COCO's format, and the folder of their images")
     add_limit(parser)
@@ -134,10 +144,9 @@ def _eval(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace, model: Detector, dataset: CocoDetection, evaluation: Evaluation) -> dict:
     from finola.provenance import record
-    from finola.weights import find_weights
 
     return record(model.mean.device, {
-        **weights_identity(find_weights(args.weights), model.config),
+        **weights_identity(weights_path(args), model.config),
         "data": dataset.source, "images": len(dataset), **evaluation.scores,
         "batch_size": args.batch_size, "latency_ms": evaluation.latency_ms,
         "images_per_second": evaluation.images_per_second, "peak_memory": evaluation.peak_memory,
@@ -191,7 +200,7 @@ def _add_predict(commands: Subparsers) -> None:
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--weights", required=True, metavar="FILE",
-                        help="a detector's weights file, or a shipped model's name")
+                        help=f"a detector's weights: {SOURCES}")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finola.cli.options import (
+    SOURCES,
     Subparsers,
     add_crop_pct,
     add_reading,
@@ -50,7 +51,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         description="Score a model of any kind on a set of images.",
     )
-    parser.add_argument("model", metavar="WEIGHTS", nargs="?", help="a weights file, or a shipped model's name")
+    parser.add_argument("model", metavar="WEIGHTS", nargs="?", help=f"weights: {SOURCES}")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
     parser.add_argument("--baselines", action="store_true", help="score linear codes of about as many numbers too")
     parser.add_argument("--first-stage", nargs="+", metavar="DIR", default=[],

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from finola.cli import train
-from finola.cli.options import Subparsers
+from finola.cli.options import SOURCES, Subparsers
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ of finola train.
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "finetune", help="train a pre-trained encoder and a head", description=__doc__, epilog=EPILOG)
-    train.add_options(parser, weights="pre-trained or probed weights: a file, or a shipped model's name")
+    train.add_options(parser, weights=f"pre-trained or probed weights: {SOURCES}")
     return parser
 
 

@@ -20,7 +20,8 @@ from finola.errors import EXTRAS, FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
-    "reproduce", "predict", "eval", "export", "detect", "inspect", "bench", "doctor",
+    "reproduce", "predict", "eval", "export", "detect", "inspect", "push", "bench",
+    "doctor",
 )
 
 

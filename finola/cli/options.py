@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 M = TypeVar("M", bound="ImageModel")
 
+SOURCES = "a file, a shipped model's name, or hf-hub:OWNER/NAME[@REVISION]"  # of weights, for help
 OVERRIDE = re.compile(r"--\w+\.")  # of a recipe's key: --optim.epochs 5 or --optim.epochs=5
 
 
@@ -41,8 +42,7 @@ def split_overrides(words: list[str]) -> tuple[list[str], list[str]]:
 def add_model(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="NAME", help="a model whose weights are shipped (default: the compact one)")
-    which.add_argument("--weights", metavar="FILE", help="a weights file, as finola train writes it, or a shipped"
-                       " model's name")
+    which.add_argument("--weights", metavar="FILE", help=f"weights, as finola train writes them: {SOURCES}")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,8 @@ def open_model(args: argparse.Namespace) -> FinolaAutoencoder:
     from finola.weights import load_weights
 
     device = open_device(args.device)
-    model = load_weights(args.weights) if args.weights else create_model(args.model or DEFAULT_MODEL, pretrained=True)
+    model = (load_weights(weights_path(args)) if args.weights else
+             create_model(args.model or DEFAULT_MODEL, pretrained=True))
     return require_autoencoder(model, args.weights).to(device).eval()
 
 
@@ -144,7 +145,7 @@ def open_weights(args: argparse.Namespace, require: Callable[[ImageModel, str], 
     from finola.weights import load_weights
 
     device = open_device(args.device)
-    return require(load_weights(args.weights), args.weights).to(device).eval()
+    return require(load_weights(weights_path(args)), args.weights).to(device).eval()
 
 
 def open_limited(paths: list[str], limit: int | None) -> ImageDataset:
@@ -157,11 +158,14 @@ def open_limited(paths: list[str], limit: int | None) -> ImageDataset:
 
 
 def weights_path(args: argparse.Namespace) -> Path:
-    """The file that --model or --weights means."""
+    """The file that --model or --weights means; the Hub is asked once in a command."""
     from finola.registry import DEFAULT_MODEL, pretrained_path
     from finola.weights import find_weights
 
-    return find_weights(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    if "weights_path" not in args:
+        args.weights_path = find_weights(args.weights) if args.weights else pretrained_path(args.model or DEFAULT_MODEL)
+    path: Path = args.weights_path
+    return path
 
 
 def weights_identity(path: Path, config: ModelConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finola.cli.images import find_images, name_panels
-from finola.cli.options import Subparsers, add_crop_pct, add_device, open_weights, positive
+from finola.cli.options import SOURCES, Subparsers, add_crop_pct, add_device, open_weights, positive
 from finola.errors import DataError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
     parser.add_argument("--weights", required=True, metavar="FILE",
-                        help="a classifier's weights file, or a shipped model's name")
+                        help=f"a classifier's weights: {SOURCES}")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each image (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="write a chart for each image; made if need be")
     add_crop_pct(parser)

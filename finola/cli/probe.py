@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from finola.cli import train
-from finola.cli.options import Subparsers
+from finola.cli.options import SOURCES, Subparsers
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ and with --data.augment false of the training set too. The options are those of 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "probe", help="train a head on a frozen encoder", description=__doc__, epilog=EPILOG)
-    train.add_options(parser, weights="the pre-trained weights, of any kind: a file, or a shipped model's name")
+    train.add_options(parser, weights=f"the pre-trained weights, of any kind: {SOURCES}")
     return parser
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from finola.cli.options import Subparsers, minutes, positive
+from finola.cli.options import SOURCES, Subparsers, minutes, positive
 from finola.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
                 data: str = "training images: folders or shards", val: str = "validation images",
-                weights: str = "start from the weights in this file or shipped model, or from its encoder") -> None:
+                weights: str = f"start from these weights, or from their encoder: {SOURCES}") -> None:
     """What `finola train`, `probe`, `finetune` and `detect train` share; `metavar`, `data`, `val` say what the data
     are, `weights` which weights it starts from."""
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name (see --list) or a YAML file")

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from finola import hub
 from finola.codec.container import MAX_BITS
 from finola.codec.quantiser import Quantiser
 from finola.errors import RecipeError, WeightsError
@@ -122,8 +123,10 @@ def model_id(model: nn.Module) -> str:
 
 
 def calibration_path(weights: str | Path) -> Path:
-    """Where the calibration of a weights file stands: MODEL.safetensors -> MODEL.codec.safetensors."""
-    return Path(weights).with_suffix(".codec.safetensors")
+    """Where the calibration of a weights file stands: MODEL.safetensors -> MODEL.codec.safetensors, and
+    model.safetensors -> codec.safetensors, their names on the Hub."""
+    path = Path(weights)
+    return path.with_name(hub.CODEC) if path.name == hub.WEIGHTS else path.with_suffix(".codec.safetensors")
 
 
 def find_calibration(model: nn.Module, path: str | Path | None = None) -> Calibration:

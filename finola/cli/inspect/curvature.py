@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finola.cli.inspect.results import write_results
-from finola.cli.options import Subparsers, add_reading, open_device, open_limited, positive, weights_identity
+from finola.cli.options import (
+    SOURCES,
+    Subparsers,
+    add_reading,
+    open_device,
+    open_limited,
+    positive,
+    weights_identity,
+)
 from finola.files import check_folder
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--model", nargs="+", default=[], metavar="NAME",
                         help="models whose weights are shipped (without --weights: the compact one)")
     parser.add_argument("--weights", nargs="+", default=[], metavar="FILE",
-                        help="weights files or shipped names, of autoencoders or masked FINOLAs")
+                        help=f"weights of autoencoders or masked FINOLAs, each {SOURCES}")
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR", help="images: folders or shards")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the results, made if need be")
     parser.add_argument("--top", type=positive, default=128, metavar="K", help="ranks to keep (%(default)s)")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from finola.cli.inspect.results import choose_images, write_results
 from finola.cli.options import (
+    SOURCES,
     Subparsers,
     add_device,
     add_limit,
@@ -71,8 +72,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
                         help="draw this many times larger, at least 2 (2 3 4)")
     add_limit(parser)
     parser.add_argument("--against", metavar="WEIGHTS",
-                        help="another model's weights file or shipped name, to compare commutators (default: this one's"
-                             " untrained start)")
+                        help="another model's weights, to compare commutators (default: this one's untrained start): "
+                             + SOURCES)
     add_model(parser)
     add_device(parser)
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON, no progress bar")

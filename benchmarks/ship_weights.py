@@ -14,7 +14,7 @@ from finola.registry import model_config, pretrained_path
 from finola.weights import load_weights, save_weights, weights_hash
 
 LIMIT = 24 * 2**20  # bytes of all shipped weights together
-LICENCE = "Trained on images of ImageNet and COCO, which are for non-commercial research."
+LICENCE = "Trained on images of ImageNet and COCO; for non-commercial research, see the terms in LICENSE."
 
 
 def main() -> None:

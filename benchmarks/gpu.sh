@@ -41,9 +41,10 @@ bench() { "$python" -m finola.cli bench operator --fast-only --json "$@" > "$out
 export -f tests bench
 export python out
 
-# the limits come to 500 s
+# the limits come to 540 s
 step "GPU tests" 130 bash -o pipefail -c tests
 step "operator bars" 80 "$python" benchmarks/operator_bars.py --device "$device" --out "$out/operator_gpu.json"
+step "a kernel a step" 40 "$python" benchmarks/fused_step.py --device "$device" --out "$out/fused_step_gpu.json"
 step "operator, small" 40 bash -c "bench --device $device $bench"
 if [ -d "$packed" ]; then
     size=$("$python" -c "import json, sys; print(json.load(open(sys.argv[1]))['encoding']['size'])" "$packed/index.json")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from finola.codec.literature import Reported
     from finola.data.datasets import ImageDataset
 
+WRITE_READ = "write + read, s"  # the head of a column: seconds for an image
 SAME_IMAGES = ("data", "images", "crop", "weights_id")  # results that have these in common belong together
 
 EXAMPLE = """examples:
@@ -118,9 +119,12 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
     if args.json:
         print(json.dumps({"curves": curves, "bd_rate_against_jpeg": rates, **source}))
         return
+    print("means over the images; a setting is a quality, a factor or bits of a number, as the codec has it")
+    print(f"{'codec':18}{'setting':>8}{'bpp':>9}{'payloads':>10}{'PSNR, dB':>10}{'MS-SSIM':>9}{WRITE_READ:>18}")
     for name, curve in curves.items():
         for point in curve:
-            print(f"{name:18} at {point['setting']:6.2f}  {_point(point)}")
+            print(f"{name:18}{point['setting']:8g}{point['bpp']:9.4f}{point['payload_bpp']:10.4f}{point['psnr']:10.2f}"
+                  f"{_number(point['ms_ssim'], 4):>9}{_seconds(point):>18}")
     for name, rate in rates.items():
         if rate is None:
             print(f"{name:18} BD-rate against JPEG: no common PSNR")
@@ -128,6 +132,7 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
             shared = rd.shared_psnr(known["jpeg"], curves[name])
             span = f", from {shared[0]:.1f} to {shared[1]:.1f} dB" if shared else ""
             print(f"{name:18} BD-rate against JPEG {rate:+.1f} %{span}")
+    _print_codecs(codecs)
     print(f"plot and JSON in {out}")
 
 
@@ -191,6 +196,7 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
         print(json.dumps(report))
     else:
         _print_table(report, reported)
+        _print_codecs(codecs)
 
 
 def _stored_table(path: Path, report: dict) -> dict | None:
@@ -220,25 +226,28 @@ def _print_table(report: dict, reported: Sequence[Reported]) -> None:
     what = "whole files" if report["count"] == "file" else "payloads"
     for rate, rows in report["targets"].items():
         print(f"{rate} bit per pixel of {what}, {report['images']} images of {report['data']}")
-        print(f"{'codec':18}{'fixed':>8}{'per image':>11}  dB   below:{'files':>8}{'payloads':>10}{'PSNR':>8}"
-              f"{'MS-SSIM':>9}{'write + read, s':>18}")
+        print(f"{'':18}{'PSNR at the rate, dB':>19}{'each image at its highest setting below the rate':>58}")
+        print(f"{'codec':18}{'fixed':>8}{'per image':>11}{'bpp':>12}{'payloads':>10}{'PSNR, dB':>10}"
+              f"{'MS-SSIM':>9}{WRITE_READ:>18}")
         for row in rows:
             print(_target_row(row))
         for paper in reported:
             if (psnr := paper.psnr.get(float(rate))) is not None:
                 print(f"{paper.name:30}{psnr:6.2f} dB, reported ({paper.source})")
     if mode := report["paper_mode"]:
-        print(f"the paper's mode, 4 bits a number: {_point(mode)}")
+        print(f"the paper's mode, 4 bits a number: {mode['bpp']:.4f} bit per pixel of files, {mode['payload_bpp']:.4f}"
+              f" of payloads, {mode['psnr']:.2f} dB, MS-SSIM {_number(mode['ms_ssim'], 4)}")
 
 
 def _target_row(row: dict) -> str:
     fixed, single = row["fixed"], row["per_image"]
     chosen = single["chosen"]
-    notes = {"above_target": "images do not get so small", "below_target": "images do not get so large"}
-    said = "".join(f"  ({single[key]} {words})" for key, words in notes.items() if single[key])
-    return (f"{row['codec']:18}{_number(fixed['psnr'], 2):>8}{_number(single['psnr'], 2):>11}{'':13}"
-            f"{chosen['bpp']:8.4f}{chosen['payload_bpp']:10.4f}{chosen['psnr']:8.2f}{_number(chosen['ms_ssim'], 4):>9}"
-            f"{chosen['encoding_time']:9.2f} + {chosen['decoding_time']:.2f}{said}")
+    notes = {"above_target": "do not get so small, and count with their smallest file",
+             "below_target": "do not get so large, and count with their largest file"}
+    said = "".join(f"  ({single[key]} images {words})" for key, words in notes.items() if single[key])
+    return (f"{row['codec']:18}{_number(fixed['psnr'], 2):>8}{_number(single['psnr'], 2):>11}"
+            f"{chosen['bpp']:12.4f}{chosen['payload_bpp']:10.4f}{chosen['psnr']:10.2f}"
+            f"{_number(chosen['ms_ssim'], 4):>9}{_seconds(chosen):>18}{said}")
 
 
 # --- what they share ---------------------------------------------------------------------------------------
@@ -248,9 +257,13 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _point(point: dict) -> str:
-    return (f"{point['bpp']:.4f} bpp of files, {point['payload_bpp']:.4f} of payloads  {point['psnr']:.2f} dB  "
-            f"MS-SSIM {_number(point['ms_ssim'], 4)}  {point['encoding_time']:.2f} s + {point['decoding_time']:.2f} s")
+def _seconds(point: dict) -> str:
+    return f"{point['encoding_time']:.2f} + {point['decoding_time']:.2f}"
+
+
+def _print_codecs(codecs: Sequence[ImageCodec]) -> None:
+    for codec in codecs:
+        print(f"{codec.name}: {codec.description}")
 
 
 def _bar(args: argparse.Namespace, total: int | None = None) -> Any:

@@ -281,22 +281,25 @@ def from_compressai(results: Mapping[str, Sequence[float]]) -> list[dict]:
     return [{key: column[i] for key, column in columns.items()} for i in range(count)]
 
 
-def plot(curves: dict[str, Sequence[dict]], title: str, path: Path, top: float = 1.0,
-         reported: Sequence[Reported] = ()) -> None:
-    """PSNR, and MS-SSIM where there is one, over the rate up to `top` bit per pixel, as a PNG; what papers report of
-    PSNR stands beside it as crosses."""
+def plot(curves: dict[str, Sequence[dict]], title: str, path: Path, reported: Sequence[Reported] = ()) -> None:
+    """PSNR, and MS-SSIM where there is one, over the rate, as a PNG; what papers report of PSNR stands beside it. The
+    rate goes up to 1 bit per pixel, or as far as our codecs do; curves that go on leave the plot at its edge."""
     from matplotlib.figure import Figure
 
+    ours = [point["bpp"] for name, curve in curves.items() if name.startswith("finola") for point in curve]
+    top = max([1.0, *ours, *(min(point["bpp"] for point in curve) for curve in curves.values())])
     metrics = {"psnr": "PSNR (dB)", "ms_ssim": "MS-SSIM"}
     shown = [key for key in metrics if all(point[key] is not None for curve in curves.values() for point in curve)]
     figure = Figure(figsize=(6.5 * len(shown), 6.5 if reported else 5), layout="constrained", dpi=120)
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, key in zip(panels, shown, strict=True):
         for name, curve in curves.items():
-            seen = [point for point in curve if point["bpp"] <= top]
             style = {"linewidth": 2} if name.startswith("finola") else {"linestyle": "--", "alpha": 0.8}
-            axes.plot([p["bpp"] for p in seen], [p[key] for p in seen], marker="o", markersize=3, label=name, **style)
-        axes.set(xlabel="bit per pixel, whole files", ylabel=metrics[key], xlim=(0, None))
+            axes.plot([p["bpp"] for p in curve], [p[key] for p in curve], marker="o", markersize=3, label=name, **style)
+        inside = [point[key] for curve in curves.values() for point in curve if point["bpp"] <= top]
+        room = 0.05 * (max(inside) - min(inside)) or 1e-3
+        axes.set(xlabel="bit per pixel, whole files", ylabel=metrics[key], xlim=(0, 1.02 * top))
+        axes.set_ylim(min(inside) - room, max(inside) + room)
         axes.grid(alpha=0.3)
     for i, row in enumerate(reported):
         panels[0].plot(list(row.psnr), list(row.psnr.values()), linestyle=":", linewidth=0.8, marker="xs^v*dD"[i % 7],

@@ -14,15 +14,15 @@ perhaps `masks` (n, h, w), and for a detection `scores` (n,).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
-from finola.errors import FinolaError, WeightsError
-from finola.models.base import ImageModel, ModelConfig
+from finola.errors import WeightsError
+from finola.models.base import ImageModel, ModelConfig, wrong
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.mobileformer import MobileFormer, zero_padding
 
@@ -57,23 +57,22 @@ class DetectorConfig(ModelConfig):
     category_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        check_encoder_name(self.encoder)
-        if self.image_size < SIDE_UNIT:
-            raise FinolaError(f"image_size: got {self.image_size}, expected at least {SIDE_UNIT}")
-        if self.max_size < self.image_size:
-            raise FinolaError(f"max_size: got {self.max_size}, expected at least image_size, {self.image_size}")
-        self.check_counts("num_classes")
         for key in ("classes", "category_ids"):
             object.__setattr__(self, key, tuple(getattr(self, key)))  # JSON and YAML give lists
-            if len(getattr(self, key)) not in (0, self.num_classes):
-                raise FinolaError(f"{key}: got {len(getattr(self, key))} for num_classes={self.num_classes}; give one "
-                                  "for each class, or none")
+        super().__post_init__()
 
-    def check_counts(self, *names: str) -> None:
-        """Raises FinolaError for a field below 1."""
-        for name in names:
-            if getattr(self, name) < 1:
-                raise FinolaError(f"{name}: got {getattr(self, name)}, expected at least 1")
+    def faults(self) -> Iterator[str]:
+        yield from wrong(check_encoder_name, self.encoder)
+        if self.image_size < SIDE_UNIT:
+            yield f"image_size: got {self.image_size}, expected at least {SIDE_UNIT} (--data.image_size {SIDE_UNIT})"
+        if self.max_size < self.image_size:
+            yield (f"max_size: got {self.max_size}, expected at least image_size, {self.image_size}"
+                   f" (--model.max_size {self.image_size})")
+        yield from self.below(1, "num_classes")
+        for key in ("classes", "category_ids"):
+            if len(getattr(self, key)) not in (0, self.num_classes):
+                yield (f"{key}: got {len(getattr(self, key))} for num_classes={self.num_classes}; give one "
+                       "for each class, or none")
 
 
 class Detector(ImageModel):

@@ -8,6 +8,7 @@ The head is MF-Dec-522 or MF-Dec-211, or DETR's own transformer (`finola.detecti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from torchvision.ops import box_convert
 from finola.detection.detector import SIDE_UNIT, Detector, DetectorConfig
 from finola.detection.heads import DIM, DetrTransformer, MFDec, check_head, create_detection_head
 from finola.detection.matcher import set_losses
-from finola.models.base import ExportPart
+from finola.models.base import ExportPart, wrong
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class DetrConfig(DetectorConfig):
     dropout: float = 0.1
     aux_loss: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_head(self.head, self.num_queries, self.dropout)
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        yield from wrong(check_head, self.head, self.num_queries, self.dropout)
 
     def build(self) -> Detr:
         return Detr(self)

@@ -8,6 +8,7 @@ Pyramid, RPN and heads are torchvision's and have no norms. Inside them class 0 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -62,13 +63,16 @@ class MaskRcnnConfig(DetectorConfig):
     detections: int = 100
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "anchor_sizes", tuple(self.anchor_sizes))
+        super().__post_init__()
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if len(self.anchor_sizes) != len(PYRAMID_STRIDES) or min(self.anchor_sizes) < 1:
-            raise FinolaError(f"anchor_sizes: got {self.anchor_sizes}, expected {len(PYRAMID_STRIDES)} positive "
-                              f"numbers, one for each of the strides {', '.join(map(str, PYRAMID_STRIDES))}")
-        self.check_counts("pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch",
-                          "detections")
+            yield (f"anchor_sizes: got {self.anchor_sizes}, expected {len(PYRAMID_STRIDES)} positive "
+                   f"numbers, one for each of the strides {', '.join(map(str, PYRAMID_STRIDES))}")
+        yield from self.below(1, "pyramid_channels", "box_head_width", "mask_head_width", "rpn_batch", "roi_batch",
+                              "detections")
 
     def build(self) -> MaskRcnn:
         return MaskRcnn(self)

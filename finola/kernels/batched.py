@@ -15,7 +15,8 @@ product are ordered (L, B). On a CPU many channels lie one after the other in me
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,12 +37,15 @@ def grow(q: Tensor, weights: Weights, plan: Plan, keep: bool) -> tuple[Tensor, K
     """q (B, C) -> the map (B, H, W, C) in q's dtype, and what backward needs, if it is to be kept."""
     batch, channels = q.shape
     start = q.to(state_dtype(q))
-    weights = {d: matrix.to(plan.product_dtype) for d, matrix in weights.items()}
     kept = empty_kept(start, plan) if keep else ([], [])
     kept_sweeps = iter(zip(*kept, strict=True))
+    carry = _fused(weights, plan) if plan.fused else _in_products(weights, plan)
 
-    def sweep(z: Tensor, directions: Directions, target: Mapping[str, Tensor], mean: bool) -> None:
-        _sweep(z, directions, target, mean, plan, weights, next(kept_sweeps) if keep else None)
+    def sweep(z: Tensor, directions: Directions, target: Weights, mean: bool) -> None:
+        own = next(kept_sweeps) if keep else None
+        for normal, direction in zip(own[0], directions, strict=True) if own else ():
+            normal[plan.steps[direction] :] = 0  # steps that it does not take
+        carry(z, directions, target, mean, own)
 
     row = start.new_empty(batch, 1, plan.size[1], channels)  # the origin's
     column = start.new_empty(batch, plan.size[0], 1, channels)
@@ -64,7 +68,29 @@ def grow(q: Tensor, weights: Weights, plan: Plan, keep: bool) -> tuple[Tensor, K
     return z.to(q.dtype), kept
 
 
-def _sweep(start: Tensor, directions: Directions, target: Weights, mean: bool, plan: Plan, weights: Weights,
+def _in_products(weights: Weights, plan: Plan) -> Callable[..., None]:
+    """A function that carries a sweep along, in products and operations on rows."""
+    weights = {d: matrix.to(plan.product_dtype) for d, matrix in weights.items()}
+    return partial(_sweep, plan, weights)
+
+
+def _fused(weights: Weights, plan: Plan) -> Callable[..., None]:
+    """The same, a kernel a step and direction."""
+    from finola.kernels import triton_sweep
+
+    centred = {d: triton_sweep.centre(matrix, plan.product_dtype) for d, matrix in weights.items()}
+
+    def carry(start: Tensor, directions: Directions, target: Weights, mean: bool,
+              kept: tuple[Tensor, Tensor] | None) -> None:
+        for i, direction in enumerate(directions):
+            lines = [plan.line(target[direction], direction, k + 1) for k in range(plan.steps[direction])]
+            own = (kept[0][i], kept[1][i]) if kept else None
+            triton_sweep.sweep(start[i], centred[direction], lines, mean, plan.eps, own)
+
+    return carry
+
+
+def _sweep(plan: Plan, weights: Weights, start: Tensor, directions: Directions, target: Weights, mean: bool,
            kept: tuple[Tensor, Tensor] | None) -> None:
     """Carry `start` (n, L, B, C) along, and write its lines into each direction's map in `target`."""
     z = _empty(start.shape, start.dtype, start.device).copy_(start)
@@ -74,8 +100,6 @@ def _sweep(start: Tensor, directions: Directions, target: Weights, mean: bool, p
                           for t in _empty_kept(z.shape, 1, z, plan.product_dtype))
     else:
         normals, rstds = kept
-        for normal, direction in zip(normals, directions, strict=True):
-            normal[plan.steps[direction] :] = 0  # steps that it does not take
     lines: list[Tensor] = []  # that z has reached
     for k in range(plan.count(directions)):
         active = plan.active(directions, k)

@@ -18,7 +18,9 @@ from finola.errors import FinolaError
 from finola.kernels import batched
 from finola.kernels.grid import Size
 from finola.kernels.plan import Plan
+from finola.kernels.rows import HAS_TRITON
 
+FUSED = False  # on CUDA a step forward is one kernel; False until a GPU has timed it (benchmarks/fused_step.py)
 Grown = tuple[Tensor, list[Tensor], list[Tensor]]  # the map (B, H, W, C), and `batched.Kept`
 Gradients = tuple[Tensor, list[Tensor]]  # of q (B, C) and of the matrices
 
@@ -197,7 +199,8 @@ def _plan(q: Tensor, size: Sequence[int], origin: Sequence[int], path: str, norm
           product_dtype: torch.dtype) -> Plan:
     (height, width), (y, x) = size, origin
     lockstep = q.is_cuda or q.shape[-1] < batched.FEW_CHANNELS
-    return Plan((height, width), (y, x), path, normalised, eps, product_dtype, lockstep)
+    fused = FUSED and normalised and product_dtype == torch.bfloat16 and q.is_cuda and q.shape[-1] % 128 == 0
+    return Plan((height, width), (y, x), path, normalised, eps, product_dtype, lockstep, fused and HAS_TRITON)
 
 
 def _named(plan: Plan, matrices: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ class Plan:
 
     `lockstep`: opposite directions over the whole map make one sweep, which saves launches; else two, which saves
     memory.
+    `fused`: a step forward is one kernel (`finola.kernels.triton_sweep`).
     """
 
     size: Size
@@ -33,6 +34,7 @@ class Plan:
     eps: float
     product_dtype: torch.dtype
     lockstep: bool
+    fused: bool = False
 
     @cached_property
     def steps(self) -> dict[str, int]:

@@ -20,7 +20,7 @@ def normalise_rows(z: Tensor, normal: Tensor, rstd: Tensor, eps: float, lines: S
     for i, state in enumerate(z):
         line = lines[i] if lines else state
         length, batch, channels = _checked(line, state, normal[i], rstd[i])
-        with _device(z):
+        with on_device_of(z):
             _normalise[(length * batch,)](
                 state, normal[i], rstd[i], line, line.stride(0), line.stride(1), batch, channels, eps,
                 BLOCK=triton.next_power_of_2(channels), LINE=bool(lines), MEAN=mean, num_warps=WARPS)
@@ -32,7 +32,7 @@ def ungrow_rows(gradient: Tensor, inward: Tensor, normal: Tensor, rstd: Tensor, 
     for i, own in enumerate(gradient):
         line = lines[i] if lines else own
         length, batch, channels = _checked(line, own, inward[i], normal[i], rstd[i])
-        with _device(gradient):
+        with on_device_of(gradient):
             _ungrow[(length * batch,)](
                 own, inward[i], normal[i], rstd[i], line, line.stride(0), line.stride(1), batch, channels, share,
                 BLOCK=triton.next_power_of_2(channels), LINE=bool(lines), num_warps=WARPS)
@@ -80,6 +80,6 @@ def _checked(line: Tensor, *tensors: Tensor) -> tuple[int, int, int]:
     return length, batch, channels
 
 
-def _device(t: Tensor) -> torch.cuda.device:
+def on_device_of(t: Tensor) -> torch.cuda.device:
     """Triton launches on the current device, which need not be the tensor's. On a CPU there is none."""
     return torch.cuda.device(t.device if t.is_cuda else -1)

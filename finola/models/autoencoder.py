@@ -6,6 +6,7 @@ R = `map_size`; the output is on the scale of x, unclamped. The ImageNet normali
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
-from finola.errors import FinolaError, check_choice
-from finola.models.base import ExportPart, ImageModel, ModelConfig
+from finola.errors import check_choice
+from finola.models.base import ExportPart, ImageModel, ModelConfig, divisor_near, wrong, wrong_heads
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.linear_start import start_as_shifts, start_from_images
@@ -62,19 +63,19 @@ class AutoencoderConfig(ModelConfig):
     start: str = "random"
     gain: float = 0.1
 
-    def __post_init__(self) -> None:
-        self.check_image_size(ENCODER_STRIDE)
-        if self.map_size < 1 or self.image_size % self.map_size:
-            raise FinolaError(f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}")
-        check_encoder_name(self.encoder)
-        if self.pool_heads is not None and (self.pool_heads < 1 or self.embed_dim % self.pool_heads):
-            raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {self.embed_dim}")
-        if self.embed_dim < 1:
-            raise FinolaError(f"embed_dim: got {self.embed_dim}, expected at least 1")
-        check_choice("pooling", self.pooling, POOLINGS)
-        check_choice("autoregression", self.autoregression, AUTOREGRESSIONS)
-        if self.start not in ("random", "shifts"):
-            raise FinolaError(f"start: got {self.start!r}, expected 'random' or 'shifts'")
+    def faults(self) -> Iterator[str]:
+        sizes = list(self.wrong_image_size(ENCODER_STRIDE))
+        yield from sizes
+        if not sizes and (self.map_size < 1 or self.image_size % self.map_size):
+            yield (f"map_size: got {self.map_size}, expected a divisor of image_size {self.image_size}"
+                   f" (--model.map_size {divisor_near(self.image_size, self.map_size)})")
+        yield from wrong(check_encoder_name, self.encoder)
+        yield from self.below(1, "embed_dim")
+        if self.embed_dim > 0 and self.pool_heads is not None:
+            yield from wrong_heads("pool_heads", self.pool_heads, "embed_dim", self.embed_dim)
+        yield from wrong(check_choice, "pooling", self.pooling, POOLINGS)
+        yield from wrong(check_choice, "autoregression", self.autoregression, AUTOREGRESSIONS)
+        yield from wrong(check_choice, "start", self.start, ("random", "shifts"))
 
     def build(self) -> FinolaAutoencoder:
         return FinolaAutoencoder(self)

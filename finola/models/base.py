@@ -77,10 +77,47 @@ class ModelConfig:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def check_image_size(self, unit: int) -> None:
-        """Raises FinolaError unless `image_size` is a multiple of `unit`."""
-        if self.image_size < unit or self.image_size % unit:
-            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {unit}")
+    def __post_init__(self) -> None:
+        if faults := list(self.faults()):
+            raise FinolaError("; ".join(faults))
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with the fields, a line each; where a recipe's key mends it, with the key and a value."""
+        return iter(())
+
+    def wrong_image_size(self, unit: int, least: int = 1) -> Iterator[str]:
+        """Unless `image_size` is a multiple of `unit`, and at least so many times."""
+        if self.image_size < least * unit or self.image_size % unit:
+            fitting = unit * max(least, round(self.image_size / unit))
+            limit = f", at least {least * unit}" if least > 1 else ""
+            yield (f"image_size: got {self.image_size}, expected a multiple of {unit}{limit}"
+                   f" (--data.image_size {fitting})")
+
+    def below(self, least: float, *names: str) -> Iterator[str]:
+        """For each of these fields that is less; None is none of them."""
+        for name in names:
+            if (value := getattr(self, name)) is not None and value < least:
+                yield f"{name}: got {value}, expected at least {least}"
+
+
+def wrong(check: Callable[..., object], *arguments: Any) -> Iterator[str]:
+    """The message of the FinolaError that `check(*arguments)` raises, if it does."""
+    try:
+        check(*arguments)
+    except FinolaError as error:
+        yield str(error)
+
+
+def divisor_near(number: int, value: int) -> int:
+    """The divisor of `number` that is nearest to `value`."""
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - value))
+
+
+def wrong_heads(name: str, heads: int, of: str, channels: int) -> Iterator[str]:
+    """Unless the number of heads divides the channels, those of the field `of`."""
+    if heads < 1 or channels % heads:
+        yield (f"{name}: got {heads}, expected a divisor of {of} {channels}"
+               f" (--model.{name} {divisor_near(channels, heads)})")
 
 
 class ExportPart(NamedTuple):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from finola.errors import FinolaError, check_choice
-from finola.models.base import CLASSES_CROP_PCT, IMAGE_KEYS, ExportPart, ImageModel, ModelConfig
+from finola.errors import check_choice
+from finola.models.base import CLASSES_CROP_PCT, IMAGE_KEYS, ExportPart, ImageModel, ModelConfig, wrong
 from finola.models.encoders import Encoder, create_encoder
 from finola.models.heads import HEADS, create_head, map_and_tokens, token_width
 from finola.models.mobileformer import CONFIGS, ENCODER_STRIDE
@@ -49,17 +50,19 @@ class ClassifierConfig(ModelConfig):
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.encoder not in CONFIGS and not is_vit(self.encoder):
-            raise FinolaError(f"encoder: got {self.encoder!r}, expected one of {', '.join(CONFIGS)}, "
-                              "or a ViT of timm's such as vit_small_patch16_224")
-        self.check_image_size(ENCODER_STRIDE)
-        check_choice("head", self.head, HEADS)
-        if self.num_classes < 1:
-            raise FinolaError(f"num_classes: got {self.num_classes}, expected at least 1")
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON and YAML give lists
+        super().__post_init__()
+
+    def faults(self) -> Iterator[str]:
+        if self.encoder not in CONFIGS and not is_vit(self.encoder):
+            yield (f"encoder: got {self.encoder!r}, expected one of {', '.join(CONFIGS)}, "
+                   "or a ViT of timm's such as vit_small_patch16_224")
+        yield from self.wrong_image_size(ENCODER_STRIDE)
+        yield from wrong(check_choice, "head", self.head, HEADS)
+        yield from self.below(1, "num_classes")
         if self.classes and len(self.classes) != self.num_classes:
-            raise FinolaError(f"classes: got {len(self.classes)} names for num_classes={self.num_classes}; "
-                              "give one name for each class, or none")
+            yield (f"classes: got {len(self.classes)} names for num_classes={self.num_classes}; "
+                   "give one name for each class, or none")
 
     def build(self) -> Classifier:
         return Classifier(self)

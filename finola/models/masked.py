@@ -12,7 +12,7 @@ z (B, C, h, w); predicted patches (B, h, w, 768) in ImageNet-normalised pixels; 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from finola.autoregression import Finola, advance
-from finola.errors import FinolaError, check_choice
+from finola.errors import check_choice
 from finola.kernels.grid import state_dtype
-from finola.models.base import ImageModel, ModelConfig
+from finola.models.base import ImageModel, ModelConfig, wrong, wrong_heads
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masking import SCHEMES, Pair, Run, axis_runs, block_mask, patchify, random_corner, unpatchify
 from finola.models.mobileformer import ENCODER_STRIDE
@@ -126,15 +126,15 @@ class MaskedConfig(ModelConfig):
     pooling: str = "positions"
     gain: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_encoder_name(self.encoder)
-        check_choice("variant", self.variant, VARIANTS)
-        check_choice("scheme", self.scheme, SCHEMES)
-        check_choice("pooling", self.pooling, POOLINGS)
+    def faults(self) -> Iterator[str]:
+        yield from wrong(check_encoder_name, self.encoder)
+        yield from wrong(check_choice, "variant", self.variant, VARIANTS)
+        yield from wrong(check_choice, "scheme", self.scheme, SCHEMES)
+        yield from wrong(check_choice, "pooling", self.pooling, POOLINGS)
         if self.variant == "block" and self.pooling != "positions":
-            raise FinolaError(f"pooling: got {self.pooling!r}, which only the element variant has; leave it out")
-        self._check_grid()
-        self._check_widths()
+            yield f"pooling: got {self.pooling!r}, which only the element variant has; leave it out"
+        yield from self._wrong_grid()
+        yield from self._wrong_widths()
 
     @property
     def grid_size(self) -> int:
@@ -144,32 +144,27 @@ class MaskedConfig(ModelConfig):
     def build(self) -> MaskedFinola:
         return MaskedFinola(self)
 
-    def _check_grid(self) -> None:
+    def _wrong_grid(self) -> Iterator[str]:
         # from 3 positions a side, the grid's centre has neighbours in all four directions, each with its matrix
-        if self.image_size < 3 * ENCODER_STRIDE or self.image_size % ENCODER_STRIDE:
-            raise FinolaError(f"image_size: got {self.image_size}, expected a multiple of {ENCODER_STRIDE}, at least "
-                              f"{3 * ENCODER_STRIDE}")
+        if sizes := list(self.wrong_image_size(ENCODER_STRIDE, 3)):
+            yield from sizes
+            return
         grid = f"the {self.grid_size}x{self.grid_size} patches of image_size {self.image_size}"
         if self.variant == "block" and self.grid_size != 2 * self.block_size:
             fitting = f"--model.block_size {self.grid_size // 2}, " if self.grid_size % 2 == 0 else ""
-            raise FinolaError(f"block_size: got {self.block_size} patches, expected half of {grid}; in a recipe, "
-                              f"{fitting}--data.image_size {2 * self.block_size * ENCODER_STRIDE} or --model.variant "
-                              "element mends it")
-        if not 1 <= self.block_size < self.grid_size:
-            raise FinolaError(f"block_size: got {self.block_size} patches, expected from 1 to {self.grid_size - 1}, so "
-                              f"that some of {grid} are masked")
+            yield (f"block_size: got {self.block_size} patches, expected half of {grid} ({fitting}--data.image_size "
+                   f"{2 * self.block_size * ENCODER_STRIDE} or --model.variant element)")
+        elif not 1 <= self.block_size < self.grid_size:
+            yield (f"block_size: got {self.block_size} patches, expected from 1 to {self.grid_size - 1}, so "
+                   f"that some of {grid} are masked (--model.block_size {self.grid_size // 2})")
 
-    def _check_widths(self) -> None:
-        for name in ("embed_dim", "pool_heads", "decoder_dim", "decoder_depth", "decoder_heads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise FinolaError(f"{name}: got {value}, expected at least 1")
-        if self.decoder_dim % self.decoder_heads:
-            raise FinolaError(f"decoder_heads: got {self.decoder_heads}, expected a divisor of decoder_dim "
-                              f"{self.decoder_dim}")
-        dim = self.embed_dim or ELEMENT_DIM
-        if self.variant == "element" and self.pool_heads and dim % self.pool_heads:
-            raise FinolaError(f"pool_heads: got {self.pool_heads}, expected a divisor of embed_dim {dim}")
+    def _wrong_widths(self) -> Iterator[str]:
+        if small := list(self.below(1, "embed_dim", "pool_heads", "decoder_dim", "decoder_depth", "decoder_heads")):
+            yield from small
+            return
+        yield from wrong_heads("decoder_heads", self.decoder_heads, "decoder_dim", self.decoder_dim)
+        if self.variant == "element" and self.pool_heads:
+            yield from wrong_heads("pool_heads", self.pool_heads, "embed_dim", self.embed_dim or ELEMENT_DIM)
 
 
 class MaskedFinola(MaskedImageModel):

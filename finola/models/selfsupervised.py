@@ -14,6 +14,8 @@ token first; mask (B, h, w), True = masked; predicted patches (B, h, w, 768).
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -24,7 +26,7 @@ from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
 from finola.errors import FinolaError, check_choice
-from finola.models.base import ImageModel, ModelConfig
+from finola.models.base import ImageModel, ModelConfig, wrong
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.masked import MaskedImageModel, glorot, masked_mean
 
@@ -60,13 +62,16 @@ class MaeConfig(ModelConfig):
     decoder_heads: int = 16
     norm_pix_loss: bool = True
 
-    def __post_init__(self) -> None:
-        _check_vit(self.encoder)
-        _check_mask(self.image_size, PATCH, self.mask_ratio)
-        _check_positive(self, "decoder_dim", "decoder_depth", "decoder_heads")
-        if self.decoder_dim % self.decoder_heads or self.decoder_dim % 4:
-            raise FinolaError(f"decoder_dim: got {self.decoder_dim}, expected a multiple of decoder_heads "
-                              f"({self.decoder_heads}) and of 4 (two sines, two cosines)")
+    def faults(self) -> Iterator[str]:
+        yield from wrong(check_choice, "encoder", self.encoder, VITS)
+        yield from _wrong_mask(self, PATCH, self.mask_ratio)
+        if small := list(self.below(1, "decoder_dim", "decoder_depth", "decoder_heads")):
+            yield from small
+        elif self.decoder_dim % self.decoder_heads or self.decoder_dim % 4:
+            unit = math.lcm(4, self.decoder_heads)
+            fitting = unit * max(1, self.decoder_dim // unit)
+            yield (f"decoder_dim: got {self.decoder_dim}, expected a multiple of decoder_heads ({self.decoder_heads}) "
+                   f"and of 4, two sines and two cosines (--model.decoder_dim {fitting})")
 
     def build(self) -> Mae:
         return Mae(self)
@@ -93,11 +98,13 @@ class SimmimConfig(ModelConfig):
     mask_ratio: float = 0.6
     mask_patch: int = 32
 
-    def __post_init__(self) -> None:
-        _check_vit(self.encoder)
+    def faults(self) -> Iterator[str]:
+        yield from wrong(check_choice, "encoder", self.encoder, VITS)
         if self.mask_patch < PATCH or self.mask_patch % PATCH:
-            raise FinolaError(f"mask_patch: got {self.mask_patch}, expected a multiple of {PATCH}, the ViT's patch")
-        _check_mask(self.image_size, self.mask_patch, self.mask_ratio)
+            yield (f"mask_patch: got {self.mask_patch}, expected a multiple of {PATCH}, the ViT's patch"
+                   f" (--model.mask_patch {max(PATCH, self.mask_patch // PATCH * PATCH)})")
+        else:
+            yield from _wrong_mask(self, self.mask_patch, self.mask_ratio)
 
     def build(self) -> Simmim:
         return Simmim(self)
@@ -129,12 +136,14 @@ class MocoConfig(ModelConfig):
     momentum: float = 0.999
     temperature: float = 0.2
 
-    def __post_init__(self) -> None:
-        check_encoder_name(self.encoder)
-        self.check_image_size(PATCH)
-        _check_positive(self, "dim", "hidden_dim", "queue", "temperature")
+    def faults(self) -> Iterator[str]:
+        yield from wrong(check_encoder_name, self.encoder)
+        yield from self.wrong_image_size(PATCH)
+        yield from self.below(1, "dim", "hidden_dim", "queue")
+        if self.temperature <= 0:
+            yield f"temperature: got {self.temperature}, expected more than 0"
         if not 0 <= self.momentum < 1:
-            raise FinolaError(f"momentum: got {self.momentum}, expected at least 0 and less than 1")
+            yield f"momentum: got {self.momentum}, expected at least 0 and less than 1"
 
     def build(self) -> Moco:
         return Moco(self)
@@ -298,21 +307,12 @@ def _full_precision(device_type: str) -> AbstractContextManager:
     return torch.autocast(device_type, enabled=False) if is_autocast_available(device_type) else nullcontext()
 
 
-def _check_vit(encoder: str) -> None:
-    check_choice("encoder", encoder, VITS)
-
-
-def _check_mask(image_size: int, unit: int, ratio: float) -> None:
+def _wrong_mask(config: ModelConfig, unit: int, ratio: float) -> Iterator[str]:
     """Squares of `unit` pixels must tile the image, and at least one be masked and one visible."""
-    if image_size < unit or image_size % unit:
-        raise FinolaError(f"image_size: got {image_size}, expected a multiple of {unit}, the side of a masked square")
-    squares = (image_size // unit) ** 2
+    if sizes := list(config.wrong_image_size(unit)):
+        yield from sizes
+        return
+    squares = (config.image_size // unit) ** 2
     if not 1 <= int(squares * (1 - ratio)) < squares:
-        raise FinolaError(f"mask_ratio: got {ratio}, expected one that masks some of the {squares} squares and leaves "
-                          f"at least one; choose it from above 0 to {1 - 1 / squares:.3g}")
-
-
-def _check_positive(config: ModelConfig, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) <= 0:
-            raise FinolaError(f"{name}: got {getattr(config, name)}, expected more than 0")
+        yield (f"mask_ratio: got {ratio}, expected one that masks some of the {squares} squares and leaves "
+               f"at least one; choose it from above 0 to {1 - 1 / squares:.3g}")

@@ -213,6 +213,7 @@ def test_the_command_compares_at_rates(weights, tmp_path, capsys):
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert "1 bit per pixel of whole files" in printed and "2 bit per pixel of whole files" in printed
+    assert "finola: unequal steps, entropy coded" in printed and printed.count("write + read, s") == 2
 
 
 def test_rows_of_earlier_runs_stay(weights, tmp_path, monkeypatch):
@@ -262,6 +263,26 @@ def test_figures_of_papers_are_for_kodak_alone(folder, weights, tmp_path, capsys
     assert cli.main(words) == 0
     printed = capsys.readouterr().out
     assert sum("reported" in line for line in printed.splitlines()) == len(KODAK)
+
+
+def test_curves_are_printed_under_a_head_and_drawn_to_the_end(folder, weights, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(rd, "ms_ssim", lambda a, b: None)
+    figures = []
+
+    def keep(figure, path, **_):
+        figures.append(figure)
+        path.touch()
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", keep)
+    words = ["rd", str(folder), "--out", str(tmp_path), "--weights", weights, "--codecs", "finola-paper", "jpeg"]
+    assert cli.main(words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1].split()[:2] == ["codec", "setting"] and "finola-paper: equal bits, fixed length" in printed
+    (axes,) = figures[0].axes
+    for line in axes.get_lines():  # every point of ours is inside; others leave the plot at its edge
+        if line.get_label() == "finola-paper":
+            assert max(line.get_xdata()) <= axes.get_xlim()[1]
+    assert {line.get_label(): len(line.get_xdata()) for line in axes.get_lines()} == {"finola-paper": 7, "jpeg": 13}
 
 
 def test_a_plot_takes_figures_of_papers(tmp_path):

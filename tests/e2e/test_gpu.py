@@ -33,6 +33,29 @@ def test_the_operator_equals_the_cpu_in_float64(size, dtype, autocast, tolerance
         assert (a.double().cpu() - e).norm() / e.norm() < tolerance
 
 
+@pytest.mark.parametrize("size", [(16, 16), (5, 9)])
+def test_a_kernel_a_step_equals_the_cpu_in_float64(size, monkeypatch):
+    from finola.kernels import operators
+
+    monkeypatch.setattr(operators, "FUSED", True)
+    test_the_operator_equals_the_cpu_in_float64(size, torch.float32, torch.bfloat16, 2e-2)
+
+
+def test_a_compiled_model_records_cuda_graphs():
+    model = create_model("finola_mfw720_c768_r8").cuda()
+    compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    x = torch.rand(4, 3, 128, 128, device="cuda")
+    for _ in range(4):  # the first calls compile and record
+        torch.compiler.cudagraph_mark_step_begin()
+        gradients = []
+        for run in (model, compiled):
+            model.zero_grad()
+            (run(x) - x).square().mean().backward()
+            gradients.append([p.grad.clone() for p in model.autoregression.parameters()])
+    for eager, graphed in zip(*gradients, strict=True):
+        assert (eager - graphed).norm() <= 1e-3 * eager.norm()
+
+
 def test_a_model_trains_and_its_weights_travel(tmp_path):
     torch.manual_seed(0)
     model = create_model("finola_mfw720_c768_r8").cuda().to(memory_format=torch.channels_last)

@@ -98,3 +98,29 @@ def test_the_map_and_its_gradients_equal_the_literal_recursion(as_on_cuda, size,
             assert (actual.double() - target).norm() <= tolerance * target.norm() + 1e-12
     for actual, again in zip(found, run(), strict=True):
         assert actual is None or torch.equal(actual, again)
+
+
+FUSED = [((3, 4), (1, 2), "average", 3, 16), ((2, 3), (0, 0), "average", 9, 48), ((1, 4), (0, 1), "row_first", 2, 16)]
+FUSED_LONG = [((5, 9), (2, 8), "average", 3, 80), ((4, 4), (3, 3), "column_first", 17, 32),
+              ((1, 129), (0, 0), "average", 2, 16)]
+
+
+@pytest.mark.parametrize("mean", [0.0, 10.0])
+@pytest.mark.parametrize(("size", "origin", "path", "batch", "channels"),
+                         FUSED + [pytest.param(*case, marks=pytest.mark.slow) for case in FUSED_LONG])
+def test_a_kernel_a_step_equals_the_literal_recursion(size, origin, path, batch, channels, mean):
+    """In fp16, since the interpreter's products of bf16 are wrong."""
+    q, matrices = random_law(channels, batch=batch, gain=0.3)
+    q = (q + mean).float()
+    plan = Plan(size, origin, path, True, 1e-5, torch.float16, lockstep=True, fused=True)
+    weights = {d: matrices[d].float() for d in plan.steps}
+    inputs = [t.double().requires_grad_() for t in (q, *weights.values())]
+    expected = autoregress_literal(inputs[0], size, dict(zip(weights, inputs[1:], strict=True)), origin, path)
+    z, kept = batched.grow(q, weights, plan, keep=True)
+    assert (z.permute(0, 3, 1, 2).double() - expected).norm() <= 2e-3 * (expected - mean).norm()
+    assert torch.equal(z, batched.grow(q, weights, plan, keep=False)[0])
+    grad = torch.randn(z.shape, generator=torch.Generator().manual_seed(1))
+    targets = torch.autograd.grad(expected, inputs, grad.permute(0, 3, 1, 2).double())
+    grad_q, grad_weights = batched.ungrow(grad, kept, weights, plan)
+    for found, target in zip([grad_q, *(grad_weights[d] for d in weights)], targets, strict=True):
+        assert (found.double() - target).norm() <= 1e-2 * target.norm()

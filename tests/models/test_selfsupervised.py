@@ -263,10 +263,10 @@ def test_moco_takes_two_views(moco):
     (MaeConfig, {"mask_ratio": 0.0}, "mask_ratio: got 0.0, .*above 0 to 0.995"),
     (MaeConfig, {"mask_ratio": 1.0}, "mask_ratio: got 1.0, .*196 squares"),
     (MaeConfig, {"decoder_dim": 100}, "decoder_dim: got 100, expected a multiple of decoder_heads"),
-    (MaeConfig, {"decoder_depth": 0}, "decoder_depth: got 0, expected more than 0"),
+    (MaeConfig, {"decoder_depth": 0}, "decoder_depth: got 0, expected at least 1"),
     (MocoConfig, {"encoder": "mobileformer_w1"}, "encoder: unknown timm model 'mobileformer_w1'"),
     (MocoConfig, {"image_size": 40}, "image_size: got 40, expected a multiple of 16"),
-    (MocoConfig, {"queue": 0}, "queue: got 0, expected more than 0"),
+    (MocoConfig, {"queue": 0}, "queue: got 0, expected at least 1"),
     (MocoConfig, {"temperature": 0.0}, "temperature: got 0.0, expected more than 0"),
     (MocoConfig, {"momentum": 1.0}, "momentum: got 1.0, expected at least 0 and less than 1"),
 ])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -142,3 +144,21 @@ def test_options_and_overrides_mix(capsys):
     printed = capsys.readouterr().out
     for line in ("  epochs: 5", "  hflip: false", "seed: 3", "  max_time: 90.0"):
         assert line in printed.splitlines()
+
+
+@pytest.mark.parametrize(("recipe", "overrides", "faults"), [
+    ("imagenette/default", ["--data.image_size", "72", "--model.pool_heads", "7"], 2),
+    ("imagenette/default", ["--model.map_size", "5", "--model.pool_heads", "7"], 2),
+    ("imagenette/masked_b_w720", ["--data.image_size", "64", "--model.decoder_heads", "7"], 2),
+    ("imagenette/masked_e_w720", ["--data.image_size", "120"], 1),
+    ("imagenette/masked_e_w720", ["--model.block_size", "8"], 1),
+    ("imagenette/mae_tiny", ["--model.decoder_dim", "100", "--data.image_size", "130"], 2),
+    ("imagenette/simmim_default", ["--model.mask_patch", "40"], 1),
+    ("coco128/mask_rcnn_default", ["--model.max_size", "32"], 1),
+])
+def test_the_message_has_all_faults_of_a_model_and_what_mends_them(recipe, overrides, faults):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, overrides)
+    mended = re.findall(r"\((--\S+ \S+?)[,)]", str(caught.value))  # the first key of each fault
+    assert len(mended) == faults == str(caught.value).count("got ")
+    load_recipe(recipe, [*overrides, *" ".join(mended).split()])

@@ -163,3 +163,16 @@ def test_list_as_json(capsys):
     assert row["paper"] == {"psnr": 25.4}
     figures = [value for table in listed.values() for row in table["rows"] for value in row["paper"].values()]
     assert all(isinstance(value, float | int) for value in figures) and len(figures) > 300
+
+
+@pytest.mark.parametrize("scale", ["imagenet", "imagenette", "pocket"])
+@pytest.mark.parametrize("label", ["appendix:train-len", "appendix:element-vs-block"])
+def test_longer_schedules_are_longer_at_every_scale(label, scale):
+    """Rows of one model come in the order of their length."""
+    lengths: dict[str, list[int]] = {}
+    for row in tables.find_table(label).rows:
+        model = row.title.partition(",")[0]
+        run = row.chain("lin", scale)[0]
+        lengths.setdefault(model, []).append(load_recipe(f"{scale}/{run}").optim.epochs)
+    for epochs in lengths.values():
+        assert len(epochs) == 5 and epochs == sorted(set(epochs))

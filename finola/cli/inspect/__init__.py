@@ -7,13 +7,14 @@ from importlib import import_module
 
 from finola.cli.options import Subparsers
 
-ANALYSES = ("embedding", "curvature", "growth", "equations")
+ANALYSES = ("embedding", "curvature", "growth", "equations", "law")
 
 EXAMPLE = """examples:
   finola inspect embedding --images photos --data imagenette/val --out inspected/embedding
   finola inspect curvature --data imagenette/val --out inspected/curvature
   finola inspect growth photo.jpg --out growth.gif
   finola inspect equations --data photos --out inspected/equations
+  finola inspect law --data imagenette/train --val imagenette/val --out inspected/law
 
 Each analysis writes images (PNG) and a JSON file of numbers into the folder --out; growth writes one GIF.
 `finola inspect ANALYSIS --help` lists its options."""

@@ -7,6 +7,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 
 import pytest
 from coco_data import make_coco
@@ -19,10 +20,12 @@ from training import make_images
 from finola.codec import calibration_path
 from finola.registry import DEFAULT_MODEL, pretrained_path
 
-for module in ("lightning", "scipy", "diffusers"):
-    pytest.importorskip(module)
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not in_clone, reason="runs in a clone, which has README and docs")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not in_clone, reason="runs in a clone, which has README and docs"),
+    pytest.mark.skipif(not all(map(find_spec, ("lightning", "scipy", "faster_coco_eval", "constriction", "diffusers"))),
+                       reason="needs the extras 'train', 'detection', 'codec' and 'first-stages'"),
+]
 
 # Commands are run as they are shown, with these words behind those that begin so: few images, an epoch, small models.
 STEPS = ("--optim.epochs 1 --optim.warmup_epochs 0 --optim.batch_size 4 --data.num_workers 0 --trainer.accelerator cpu "

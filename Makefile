@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TESTS := -m pytest -n 2 --dist worksteal  # two processes of one thread each
 
-.PHONY: demo test test-slow test-lowest lint bench clean
+.PHONY: demo test test-slow test-lowest lint docs bench clean
 
 demo: $(VENV)/.installed  ## reconstruct a few images with the shipped weights
 	$(BIN)/finola demo
@@ -24,6 +24,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-docs  ## the documentation as a site in site/
+	$(BIN)/python docs/build_site.py
+
 bench: $(VENV)/.installed-dev  ## speed and memory of the operator on this machine
 	$(BIN)/finola bench operator
 
@@ -35,8 +38,12 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev]'
-	touch $@ $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[train,dev,docs]'
+	touch $@ $(VENV)/.installed $(VENV)/.installed-docs
+
+$(VENV)/.installed-docs: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest
+	rm -rf $(VENV) $(VENV)-lowest site

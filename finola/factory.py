@@ -46,8 +46,9 @@ def create_model(
         overrides: fields of the configuration.
 
     Raises:
-        FinolaError: an unknown name (with near ones) or option. WeightsError: no weights are shipped for it, or
-            overrides that change the architecture the weights were trained with; see `finola.load_weights`.
+        FinolaError: an unknown name (with near ones) or option.
+        WeightsError: no weights are shipped for it, or overrides that change the architecture the weights were
+            trained with; see `finola.load_weights`.
     """
     config = model_config(name, **overrides)
     if not pretrained:

@@ -78,7 +78,8 @@ def download(source: str) -> Path:
     Raises:
         WeightsError: a malformed name, no such repository or revision, one that this login may not read, too many
             requests, no network and nothing in the cache, a download that was cut short, a file of another size or
-            hash than the Hub states, a repository of another program. OSError: a full disk and the like.
+            hash than the Hub states, a repository of another program.
+        OSError: a full disk and the like.
     """
     repository = parse(source)
     try:

@@ -1,15 +1,17 @@
-"""What README, docs/ and --help show is true: Python is run, commands are parsed with recipes and overrides, names and
-links lead somewhere. Commands are not run here: each has tests of its own."""
+"""What README, CONTRIBUTING, docs/ and --help show is true: Python is run, commands are parsed with recipes and
+overrides, names, files and links lead somewhere. The commands are run by tests/e2e/test_docs.py."""
 
 from __future__ import annotations
 
 import argparse
 import re
 import shlex
-from pathlib import Path
+import tomllib
+from importlib.util import find_spec
 
 import pytest
 import torch
+from pages import PAGES, ROOT, SHELL, blocks, in_clone, shell_lines
 from pictures import photo
 
 import finola
@@ -21,32 +23,29 @@ from finola.training.recipe import load_recipe
 from finola.training.tables import find_table
 from finola.weights import save_weights
 
-ROOT = Path(finola.__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-
-if not (ROOT / "README.md").exists():
+if not in_clone:
     pytest.skip("runs in a clone, which has README and docs", allow_module_level=True)
 
-
-def blocks(page: Path, *languages: str) -> list[str]:
-    return [text for language, text in BLOCK.findall(page.read_text(encoding="utf-8")) if language in languages]
-
-
-def commands(text: str) -> list[str]:
-    """The lines of a text that are commands of finola, continued lines joined."""
-    lines = re.sub(r"\\\n\s*", "", text).splitlines()
-    plain = [line.strip().removeprefix("$ ") for line in lines]
-    return [line for line in plain if line.startswith("finola ")]
+LANGUAGES = {*SHELL, "python", "text", "bibtex"}
+NOT_CHECKED = {  # beginnings of lines, and why nothing can be said of them here
+    "git": "wants a network, or a clone with its history",
+    "sed": "of what git has cloned",
+    "pytest": "of what git has cloned",
+    "pip download": "wants a network",
+}
 
 
 def shown() -> list[tuple[str, str]]:
-    """(where, command) of every command in a block, in README's table of commands, and in the examples of --help."""
-    found = [(page.name, line) for page in PAGES for block in blocks(page, "", "sh") for line in commands(block)]
+    """(where, line) of every line in a block of shell, in README's table of commands and in the examples of --help, and
+    of scripts and targets that a text names."""
+    found = [(page.name, line) for page in PAGES for language, block in blocks(page, *SHELL)
+             for line, _ in shell_lines(block, language)]
     rows = re.findall(r"^\| (`finola .*?`) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     found += [("README.md", line) for row in rows for line in re.findall("`(.*?)`", row)]
-    found += [("--help", line) for parser in parsers(build_parser()) for line in commands(parser.epilog or "")]
+    found += [(page.name, line) for page in PAGES
+              for line in re.findall(r"`((?:python|bash|make) [^`]+)`", page.read_text(encoding="utf-8"))]
+    found += [("--help", line) for parser in parsers(build_parser()) for line, _ in shell_lines(parser.epilog or "")
+              if line.startswith("finola ")]
     return list(dict.fromkeys(found))
 
 
@@ -56,9 +55,8 @@ def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     return [parser, *(deeper for sub in subs for inner in sub.choices.values() for deeper in parsers(inner))]
 
 
-@pytest.mark.parametrize(("where", "line"), shown())
+@pytest.mark.parametrize(("where", "line"), [row for row in shown() if row[1].startswith("finola ")])
 def test_a_command_parses_and_its_recipe_is_there(where, line):
-    line = re.split(r"\s{3,}|  #", line)[0]  # what is written beside it
     words, overrides = split_overrides(shlex.split(re.split(" && | > ", line)[0])[1:])
     args = build_parser().parse_args(words)
     assert "overrides" in args or not overrides
@@ -68,10 +66,34 @@ def test_a_command_parses_and_its_recipe_is_there(where, line):
         find_table(args.table)
 
 
+@pytest.mark.parametrize(("where", "line"), [row for row in shown() if not row[1].startswith("finola ")])
+def test_another_line_names_what_is_there(where, line):
+    """Scripts with their options, targets, extras, modules."""
+    words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", line), comments=True)
+    if words[0] == "make":
+        assert re.search(f"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif words[:2] == ["pip", "install"]:
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert {*re.findall(r"[\w-]+", words[2].partition("[")[2])} <= extras.keys()
+    elif words[:2] == ["python", "-m"]:
+        assert find_spec(words[2])
+    elif words[0] in ("python", "bash"):
+        script = (ROOT / words[1]).read_text(encoding="utf-8")
+        assert [word for word in words if word.startswith("--") and f'"{word}"' not in script] == []
+    else:
+        assert [begin for begin in NOT_CHECKED if line.startswith(f"{begin} ")], line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_what_it_is(page):
+    assert {language for language, _ in blocks(page)} <= LANGUAGES
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_runs(page, tmp_path, monkeypatch):
-    """All blocks of a page one after the other, in a folder with a photograph and the weights of a tiny detector."""
-    code = blocks(page, "python")
+    """All blocks of a page one after the other, in a folder with a photograph and the weights of a tiny detector. Those
+    that want a Hub are run with the commands of their page."""
+    code = [text for _, text in blocks(page, "python") if "hf-hub:" not in text]
     if not code:
         pytest.skip("shows no Python")
     monkeypatch.chdir(tmp_path)
@@ -86,7 +108,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
         exec(compile(block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_names_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):

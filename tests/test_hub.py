@@ -6,9 +6,6 @@ The library reads its environment when it is imported, so that commands run in p
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hub_server import TOKEN, Hub
+from hub_server import Hub
 from pictures import photo
 from PIL import Image
 from safetensors.torch import save
+from terminal import Terminal
 from tiny_codecs import tiny_codec
 
 from finola import WeightsError, create_model, load_weights, save_weights
@@ -29,56 +27,6 @@ from finola.registry import DEFAULT_MODEL, pretrained_path
 from finola.weights import description, find_weights, read_tensors, weights_hash
 
 NAMES = ("model.safetensors", "config.json", "codec.safetensors", "README.md")
-PROGRAM = """
-import contextlib, io, json, os, sys
-import finola
-from finola.cli.main import main
-
-for line in sys.stdin:
-    words, variables = json.loads(line)
-    os.environ.update(variables)
-    out, errors = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = main(words) if isinstance(words, list) else exec(words)
-    print(json.dumps([code, out.getvalue(), errors.getvalue()]), flush=True)
-"""
-
-
-class Terminal:
-    """A process that runs commands, or Python, one after the other."""
-
-    def __init__(self, **variables: str):
-        self.home = Path(variables["HF_HOME"])
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-        variables = {"HF_HUB_DISABLE_XET": "1", "HF_TOKEN": TOKEN, **variables}  # the stand-in has no Xet
-        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment | variables, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def __call__(self, *words, **variables: str) -> tuple[int, str, str]:
-        """Exit code, stdout and stderr of a command."""
-        return self._ask([str(word) for word in words], variables)
-
-    def python(self, code: str) -> str:
-        """What some lines print."""
-        return self._ask(code, {})[1]
-
-    def fails(self, code: int, *words, **variables: str) -> str:
-        """The one line of a command that must end so and print nothing else."""
-        got, out, errors = self(*words, **variables)
-        assert (got, out, errors.count("\n")) == (code, "", 1), errors
-        return errors
-
-    def cached(self, name: str) -> list[str]:
-        """The files of a repository in the cache."""
-        return [path.name for path in self.home.glob(f"hub/models--{name.replace('/', '--')}/snapshots/*/*")]
-
-    def _ask(self, what: list[str] | str, variables: dict[str, str]) -> tuple[int, str, str]:
-        self.process.stdin.write(json.dumps([what, {"HF_TOKEN": TOKEN, **variables}]) + "\n")
-        self.process.stdin.flush()
-        return tuple(json.loads(self.process.stdout.readline()))
-
-    def close(self) -> None:
-        self.process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")

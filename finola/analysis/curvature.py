@@ -136,7 +136,8 @@ def measure_curvature(
     Memory beside one batch of maps: `top` numbers for each image.
 
     Raises:
-        RecipeError: `top` below 1 or above the channels of the map. WeightsError: see `feature_map`.
+        RecipeError: `top` below 1 or above the channels of the map.
+        WeightsError: see `feature_map`.
     """
     ranked, shape = [], (0, 0, 0)
     for batch in batches:

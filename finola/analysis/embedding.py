@@ -141,8 +141,8 @@ def embedding_space(
     """Take statistics of many images and examples x (E, 3, S, S) together.
 
     Raises:
-        DataError: fewer than two examples, or statistics of fewer than two images. FinolaError: a model in
-            training mode, or statistics of vectors of another length.
+        DataError: fewer than two examples, or statistics of fewer than two images.
+        FinolaError: a model in training mode, or statistics of vectors of another length.
     """
     require_evaluation(model)
     if len(statistics.mean) != model.config.embed_dim:
@@ -254,7 +254,8 @@ def check_counts(counts: Sequence[int], dim: int, images: int) -> None:
     n images tell n - 1 components apart; all `dim` of them need no telling apart.
 
     Raises:
-        RecipeError: a count out of range. DataError: too few images for it.
+        RecipeError: a count out of range.
+        DataError: too few images for it.
     """
     for count in counts:
         if not 1 <= count <= dim:

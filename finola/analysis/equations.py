@@ -105,7 +105,8 @@ def measure_equations(
         against: a name and another model, whose commutator is measured too; its untrained start by default.
 
     Raises:
-        FinolaError: a model without such equations, or with a map of one position. DataError: no images.
+        FinolaError: a model without such equations, or with a map of one position.
+        DataError: no images.
     """
     law = law_of(model)
     if not law.directions:

@@ -43,7 +43,8 @@ class Statistics:
         """Take in q (B, C) of any type, on any device.
 
         Raises:
-            DataError: a value that is not finite. FinolaError: vectors of another length.
+            DataError: a value that is not finite.
+            FinolaError: vectors of another length.
         """
         if q.ndim != 2 or q.shape[1] != len(self.mean):
             raise FinolaError(f"q: got shape {tuple(q.shape)}, expected (B, {len(self.mean)})")

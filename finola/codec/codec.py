@@ -190,8 +190,9 @@ def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = 
         The bytes of a `.fnl` file (`finola.codec.container`).
 
     Raises:
-        DataError: an image that cannot be read. RecipeError: an option out of range, an image of more than
-            65,535 pixels a side or 89,478,485 in all. WeightsError: no calibration for the weights.
+        DataError: an image that cannot be read.
+        RecipeError: an option out of range, an image of more than 65,535 pixels a side or 89,478,485 in all.
+        WeightsError: no calibration for the weights.
     """
     codec = Codec(model, calibration)
     return codec.compress(image, bits=bits, quality=quality, entropy=entropy, refine=refine, side=side, overlap=overlap)

@@ -40,7 +40,8 @@ def detect(
         `labels` (n,), `names`, a list of the labels' names, and of a Mask R-CNN `masks` (n, H, W) bool.
 
     Raises:
-        DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no detector.
+        DataError: an image that cannot be decoded or has no pixels.
+        WeightsError: a model that is no detector.
         FinolaError: a model in training mode, or a threshold out of range.
     """
     if isinstance(image, list | tuple):

@@ -69,8 +69,10 @@ def predict(
         crop_pct: the share of the shorter side that is seen, by default the classifiers' 0.875 (224 of 256 px).
 
     Raises:
-        DataError: an image that cannot be decoded or has no pixels. WeightsError: a model that is no classifier.
-        FinolaError: a model in training mode. RecipeError: a share outside 0 < crop_pct <= 1.
+        DataError: an image that cannot be decoded or has no pixels.
+        WeightsError: a model that is no classifier.
+        FinolaError: a model in training mode.
+        RecipeError: a share outside 0 < crop_pct <= 1.
     """
     if isinstance(image, list | tuple):
         return [predict(model, one, top, crop_pct) for one in image]

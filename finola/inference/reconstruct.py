@@ -94,7 +94,8 @@ def reconstruct(
         progress: show a bar of the squares on stderr.
 
     Raises:
-        DataError: an image that cannot be decoded or has no pixels. FinolaError: a model in training mode.
+        DataError: an image that cannot be decoded or has no pixels.
+        FinolaError: a model in training mode.
     """
     if isinstance(image, list | tuple):
         return [reconstruct(model, one, tile, batch_size=batch_size, progress=progress) for one in image]

@@ -20,7 +20,7 @@ from finola.errors import FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
-    "reproduce", "predict", "eval", "export", "detect", "inspect", "bench", "doctor",
+    "reproduce", "predict", "eval", "export", "detect", "inspect", "playground", "bench", "doctor",
 )
 
 
@@ -77,7 +77,7 @@ def missing_extra(error: ModuleNotFoundError) -> str:
     extras = dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich"), "train")
     extras |= dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export")
     extras |= {"lightly": "ssl", "constriction": "codec", "scipy": "detection", "faster_coco_eval": "detection"}
-    extras |= {"diffusers": "first-stages"}
+    extras |= {"diffusers": "first-stages", "gradio": "app"}
     extra = extras.get((error.name or "").split(".")[0])
     hint = f"; install it with: pip install 'finola[{extra}]'" if extra else ""
     return f"this command needs the package {error.name!r}, which is not installed{hint}"

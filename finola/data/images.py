@@ -179,8 +179,7 @@ def cut_long(image: Image.Image, longest: int) -> Image.Image:
 def _check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
     if image.width * image.height > max_pixels:
         raise DataError(
-            f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; "
-            "resize the image or raise max_pixels"
+            f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; resize the image"
         )
 
 

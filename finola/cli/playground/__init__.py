@@ -59,6 +59,8 @@ def run(args: argparse.Namespace) -> None:
     check_port(args.port)
     with temporary_folder() as folder:
         os.environ["GRADIO_TEMP_DIR"] = str(folder / "uploads")  # read when gradio is imported
+        for name in ("no_proxy", "NO_PROXY"):  # it asks itself whether it is there
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), HOST)))
         from finola.cli.playground.page import Page
 
         page = Page()

@@ -50,17 +50,17 @@ footer {display: none !important}
 .shelf .container, .shelf img {width: 100% !important; height: auto !important; max-width: none !important}
 .words table, .words tr, .words td {border: none !important}
 .words thead {display: none}
-.fault {color: var(--error-text-color); font-weight: 600}
+.fault .prose * {color: #e5484d !important}
 """
 
 INTRODUCTION = """# finola playground
 A photograph becomes one vector *q*. One linear law grows a feature map out of *q*, and a decoder paints the map: all
 that you see was painted from *q* alone."""
 REBUILD = "The encoder makes *q* of the square on the left. The image on the right is painted from *q*."
-SLIDE = "Every vector on the way from one photograph's to another's can be painted: q = (1 − t) · q₁ + t · q₂."
+SLIDE = "Every vector on the way from one photograph's to another's can be painted: (1 − t) · q₁ + t · q₂."
 COMPONENTS = """The first slider leads from *q* to the mean m of all vectors, which is nearly gray, and as far again to
-the mirror 2m − q, which has the colours reversed. The others move *q* in the directions in which the vectors of
-photographs differ most."""
+the mirror 2m − q, which has the colours reversed. The others move *q* by so many standard deviations in the directions
+in which the vectors of photographs differ most."""
 GROW = """*q* is placed in the middle of an empty map. Every further position is one step of the law from its neighbour,
 z + A·n(z), with one matrix for each of the four directions, the same everywhere and for all photographs."""
 QUANTISE = """Each number of *q* is rounded to one of 2ᵇ values, as in the paper. Entropy coding then writes the likely
@@ -196,8 +196,7 @@ class Page:
                 painted, words = _figure("painted from the moved vector"), _words()
             with gr.Column(scale=1, min_width=260):
                 line = gr.Slider(-1, 1, 1, step=0.05, label="q (1), mean (0), mirror (-1)")
-                steps = [gr.Slider(-3, 3, 0, step=0.1, label=f"component {i + 1}, in standard deviations")
-                         for i in range(SLIDERS)]
+                steps = [gr.Slider(-3, 3, 0, step=0.1, label=f"component {i + 1}") for i in range(SLIDERS)]
                 back = gr.Button("Back to the photograph", size="sm")
 
         def move(playground: Playground, photo: Photograph, line: float, *steps: float) -> tuple:

@@ -27,7 +27,7 @@ except ImportError:  # the page is not tested then
 
 import finola
 from finola.analysis.statistics import KEPT, Statistics, components_path, load_components, save_components
-from finola.cli.playground import open_playground
+from finola.cli.playground import open_playground, sweep
 from finola.cli.playground.actions import LARGEST, MOST_PIXELS, Playground
 from finola.codec.container import OVERHEAD
 from finola.data.examples import example_images, example_paths
@@ -239,6 +239,16 @@ def test_a_port_that_is_taken_is_one_line(capsys):
         port = taken.getsockname()[1]
         line = fails(capsys, 2, "--port", port)
         assert f"--port: {port} on 127.0.0.1 cannot be used" in line and "choose another" in line
+
+
+def test_old_images_are_swept(tmp_path):
+    for name in ("old/a.png", "old/b.png", "new/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        if name.startswith("old"):
+            os.utime(tmp_path / name, (0, 0))
+    sweep(tmp_path, 60)
+    assert [path.name for path in tmp_path.rglob("*.png")] == ["c.png"]
 
 
 @pytest.mark.parametrize("port", ["80", "65536", "many"])

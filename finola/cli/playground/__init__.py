@@ -9,7 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 HOST, PORT = "127.0.0.1", 7860
 HEAD_START = 3.0  # seconds at most for a browser to load the page
+OFTEN, OLD = 600, 7200  # seconds: how often images shown are deleted, and how old they are then
 
 EPILOG = """examples:
   finola playground
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> None:
             page.asked.wait(HEAD_START)  # first the page, then torch: both at a time would take longer
             page.play(open_playground(args, folder))
             while True:  # until Ctrl-C or a signal
-                time.sleep(3600)
+                time.sleep(OFTEN)
+                sweep(folder, OLD)
         finally:
             page.close()
 
@@ -86,6 +88,15 @@ def temporary_folder() -> Iterator[Path]:
             if not folder.exists():
                 break
             time.sleep(0.1)
+
+
+def sweep(folder: Path, age: float) -> None:
+    """Delete what was written more than `age` seconds ago."""
+    before = time.time() - age
+    for path in list(folder.rglob("*")):
+        with suppress(FileNotFoundError):  # gone meanwhile
+            if path.is_file() and path.stat().st_mtime < before:
+                path.unlink()
 
 
 def check_port(port: int) -> None:

@@ -26,7 +26,6 @@ SLIDERS = 6  # of principal components; finola.analysis.statistics.KEPT stand in
 FIRST, SECOND = "parrots", "lighthouse"  # what the page begins with
 PATIENCE, PATIENCE_AT_END = 120, 5  # seconds for the model to be there, and for the last action
 LARGEST_FILE = "100mb"
-CACHE = (300, 900)  # seconds: how often, and how old, images shown are deleted
 SESSIONS = 32  # open pages whose photographs are kept
 
 FONTS = ["system-ui", "sans-serif"]
@@ -112,7 +111,7 @@ class Page:
     def _build(self) -> gr.Blocks:
         import gradio as gr
 
-        blocks = gr.Blocks(title="finola playground", analytics_enabled=False, delete_cache=CACHE)
+        blocks = gr.Blocks(title="finola playground", analytics_enabled=False)
         with blocks:
             gr.Markdown(INTRODUCTION)
             self.shown = gr.State("Rebuild")  # the title of the tab
@@ -132,6 +131,7 @@ class Page:
         import gradio as gr
 
         paths = list(example_paths().values())
+        gr.set_static_paths(paths)  # served from where they are
         photo = gr.State()
         upload = gr.File(label=label, height=120, elem_classes="drop")
         shelf = gr.Dataset(components=["image"], samples=[[str(path)] for path in paths], type="index",

@@ -60,8 +60,9 @@ SLIDE = "Every vector on the way from one photograph's to another's can be paint
 COMPONENTS = """The first slider leads from *q* to the mean m of all vectors, which is nearly gray, and as far again to
 the mirror 2m − q, which has the colours reversed. The others move *q* by so many standard deviations in the directions
 in which the vectors of photographs differ most."""
-GROW = """*q* is placed in the middle of an empty map. Every further position is one step of the law from its neighbour,
-z + A·n(z), with one matrix for each of the four directions, the same everywhere and for all photographs."""
+GROW = """*q* is placed in an empty map. Each step of the law, z + A·n(z), leads from a position to its neighbour, with
+one matrix A for each of the four directions, the same everywhere and for all photographs. A position is the mean of two
+ways to it: along the row first, and along the column first."""
 QUANTISE = """Each number of *q* is rounded to one of 2ᵇ values, as in the paper. Entropy coding then writes the likely
 ones with fewer bits. The file is what `finola compress` writes and `finola decompress` reads."""
 FINER = """Read as a differential equation, the law can be asked for a finer map, or for the same map moved by parts of

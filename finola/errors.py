@@ -11,7 +11,7 @@ EXTRAS = {
     **dict.fromkeys(("lightning", "torchmetrics", "matplotlib", "tensorboard", "rich", "filelock"), "train"),
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime", "onnx_ir"), "export"),
     **dict.fromkeys(("scipy", "faster_coco_eval"), "detection"),
-    "constriction": "codec", "lightly": "ssl", "diffusers": "first-stages",
+    "constriction": "codec", "lightly": "ssl", "diffusers": "first-stages", "gradio": "app",
 }
 
 

@@ -19,7 +19,8 @@ from finola.files import atomic_write
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.weights import read_tensors
 
-FORMAT = "finola-statistics/1"
+FORMAT, COMPONENTS_FORMAT = "finola-statistics/1", "finola-components/1"
+KEPT = 6  # components in a file of `save_components`
 
 
 class Statistics:
@@ -80,7 +81,7 @@ class Components(NamedTuple):
 
     Attributes:
         variances: (C,) float64, at least 0.
-        vectors: (C, C) float64, orthonormal columns.
+        vectors: (C, C) float64, orthonormal columns; (C, K) where the first K alone were kept.
     """
 
     variances: Tensor
@@ -148,3 +149,50 @@ def load_statistics(path: str | Path, weights_sha256: str, dim: int) -> tuple[St
     statistics.count = int(tensors["count"])
     statistics.mean, statistics.scatter = tensors["mean"].double(), tensors["scatter"].double()
     return statistics, metadata
+
+
+def components_path(weights: str | Path) -> Path:
+    """Where what `save_components` writes of a weights file stands: W.safetensors -> W.components.safetensors."""
+    return Path(weights).with_suffix(".components.safetensors")
+
+
+def save_components(statistics: Statistics, path: str | Path, weights_sha256: str, data: str) -> None:
+    """The mean and the first `KEPT` principal components in a small file, whole or not at all; `data` says in words
+    which images the statistics are of.
+
+    Raises:
+        DataError: as `principal_components`.
+    """
+    variances, vectors = principal_components(statistics)
+    vectors = vectors[:, :KEPT]
+    vectors = vectors * vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()  # of two signs always this one
+    tensors = {"mean": statistics.mean, "variances": variances, "vectors": vectors}
+    header = {"format": COMPONENTS_FORMAT, "weights_sha256": weights_sha256,
+              "of": f"{statistics.count:,} images of {data}"}
+    with atomic_write(path) as temporary:
+        save_file({name: tensor.float().contiguous() for name, tensor in tensors.items()}, temporary, metadata=header)
+
+
+def load_components(path: str | Path, weights_sha256: str) -> tuple[Tensor, Components, str]:
+    """The mean (C,) and the components that `save_components` wrote, and of which images they are.
+
+    Args:
+        weights_sha256: of the model they are to be used with.
+
+    Raises:
+        WeightsError: not such a file, damaged, or of another model's vectors.
+    """
+    tensors, metadata = read_tensors(path)
+    if metadata.get("format") != COMPONENTS_FORMAT or metadata.get("weights_sha256") != weights_sha256:
+        raise WeightsError(f"{path}: got format {metadata.get('format')!r} of the weights "
+                           f"{str(metadata.get('weights_sha256'))[:12]}, expected {COMPONENTS_FORMAT!r} of "
+                           f"{weights_sha256[:12]}; make it again with finola calibrate")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    dim = len(tensors["mean"]) if "mean" in tensors else 0
+    if shapes != {"mean": (dim,), "variances": (dim,), "vectors": (dim, min(KEPT, dim))}:
+        raise WeightsError(f"{path}: got tensors {shapes}, expected mean, variances and vectors; make it again with "
+                           "finola calibrate")
+    if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
+        raise WeightsError(f"{path}: holds values that are not finite; make it again with finola calibrate")
+    mean, variances, vectors = (tensors[name].double() for name in ("mean", "variances", "vectors"))
+    return mean, Components(variances, vectors), metadata.get("of", "unknown images")

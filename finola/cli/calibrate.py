@@ -1,4 +1,4 @@
-"""`finola calibrate`: make the codec ready for a model of one's own."""
+"""`finola calibrate`: make the codec and the playground ready for a model of one's own."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ EXAMPLE = """examples:
   finola calibrate --weights runs/mine/weights.safetensors --data imagenette/train
   finola compress photo.jpg photo.fnl --weights runs/mine/weights.safetensors
 
-Writes WEIGHTS.codec.safetensors beside the weights, where finola compress and decompress look for it: the range of each
-number of q, how much each matters to the image, and the probabilities for the entropy coder. Both sides need the same
-two files; what was written with an earlier calibration cannot be read with a new one. Thousands of images make better
-tables."""
+Writes two files beside the weights:
+  WEIGHTS.codec.safetensors       for finola compress and decompress: the range of each number of q, how much each
+                                  matters to the image, and the probabilities for the entropy coder
+  WEIGHTS.components.safetensors  for finola playground: the mean of q and its first principal components
+Both sides of the codec need the same weights and codec file; what was written with an earlier calibration cannot be
+read with a new one. Thousands of images make better tables."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "calibrate",
-        help="make the codec ready for weights of your own",
-        description="Measure what finola compress must know of a model, from training images.",
+        help="make the codec and the playground ready for weights of your own",
+        description="Measure what finola compress and finola playground must know of a model, from training images.",
         epilog=EXAMPLE,
     )
     parser.add_argument("--weights", required=True, metavar="FILE",
@@ -38,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
+    from finola.analysis.statistics import Statistics, components_path, save_components
     from finola.codec import calibration_path
     from finola.codec.calibrate import calibrate, embed
     from finola.files import check_folder
@@ -51,9 +54,13 @@ def run(args: argparse.Namespace) -> None:
     check_folder(target.parent, "--weights")
     model, images = open_model(args), open_limited(args.data, args.limit)
     show = sys.stderr.isatty() and not args.json
-    calibration = calibrate(model, *embed(model, images, seed=args.seed, progress=show))
+    plain, zoomed = embed(model, images, seed=args.seed, progress=show)
+    calibration, statistics = calibrate(model, plain, zoomed), Statistics(model.config.embed_dim)
+    statistics.add(plain)
     names = ["/".join(Path(folder).resolve().parts[-2:]) for folder in args.data]
-    calibration.save(target, {"data": json.dumps(names), "images": str(len(images)),
-                              "weights_sha256": weights_hash(weights)})
-    report = {"file": str(target), "images": len(images), "bytes": target.stat().st_size}
-    print(json.dumps(report) if args.json else f"{target}: {report['bytes']:,} bytes from {len(images)} images")
+    sha256, components = weights_hash(weights), components_path(weights)
+    calibration.save(target, {"data": json.dumps(names), "images": str(len(images)), "weights_sha256": sha256})
+    save_components(statistics, components, sha256, ", ".join(names))
+    report = {"file": str(target), "components": str(components), "images": len(images), "bytes": target.stat().st_size}
+    print(json.dumps(report) if args.json else
+          f"{target}: {report['bytes']:,} bytes from {len(images)} images; {components.name} beside it")

@@ -1,4 +1,4 @@
-"""`finola compress`: a photograph as a .fnl file."""
+"""`finola compress`: photographs as .fnl files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from finola.cli.images import find_files, go_through, name_results, raise_worst
 from finola.cli.options import (
     Subparsers,
     above_zero,
@@ -25,26 +26,36 @@ if TYPE_CHECKING:
 
     from finola.codec import Codec
 
+USAGE = """finola compress [options] PHOTO OUT.fnl
+       finola compress [options] IMAGES ... --out DIR"""
+
 EXAMPLE = """examples:
   finola compress photo.jpg photo.fnl
   finola compress photo.jpg photo.fnl --quality 70 --refine 20
   finola compress photo.jpg photo.fnl --target-size 8000
   finola compress photo.jpg photo.fnl --bits 4 --no-entropy      the paper's mode
+  finola compress a.jpg b.png holidays --out compressed
 
 Images of any size and mode, made RGB; the exact size is restored by finola decompress. With --bits every number of
 every vector takes so many bits; with --quality channels get unequal bits and tiles a fitting size, which is better
-at every file size. Entropy coding needs pip install 'finola[codec]'."""
+at every file size. Entropy coding needs pip install 'finola[codec]'.
+
+With --out any number of files, folders and patterns: holidays/day1/a.jpg of the folder holidays becomes DIR/day1/a.fnl.
+Subfolders stay; two images that would become one file are refused before anything is written. An image that cannot be
+compressed is reported and left out; the exit code is then that of the worst."""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "compress",
-        help="compress a photograph to a .fnl file",
-        description="Compress a photograph: one vector for each tile, quantised and entropy coded.",
+        help="compress photographs to .fnl files",
+        description="Compress photographs: one vector for each tile, quantised and entropy coded.",
+        usage=USAGE,
         epilog=EXAMPLE,
     )
-    parser.add_argument("photo", metavar="PHOTO", help="an image of any size and mode")
-    parser.add_argument("out", metavar="OUT.fnl", help="the file to write")
+    parser.add_argument("paths", nargs="+", metavar="PHOTO", help="an image of any size and mode, and the file to"
+                        " write; with --out images, folders and patterns")
+    parser.add_argument("--out", metavar="DIR", help="folder for many .fnl files, made if need be")
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--quality", type=positive, metavar="N", help="1 to 100 (default: 50)")
     rate.add_argument("--target-bpp", type=above_zero, metavar="R",
@@ -62,35 +73,90 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.data.images import SUFFIXES, lost, upright_rgb
+    from finola.data.images import SUFFIXES
+
+    _check_rate(args)
+    show = sys.stderr.isatty() and not args.json
+    if args.out is None:
+        photo, out = one_pair(args.paths, "PHOTO OUT.fnl")
+        if out.resolve() == photo.resolve():
+            raise RecipeError(f"{out}: is the photograph itself; choose another name")
+        if out.suffix.lower() in SUFFIXES:
+            raise RecipeError(f"{out}: ends like an image, which it is not; choose a name in .fnl, or --out DIR")
+        report = _compress(args, open_codec(args), photo, out, show)
+        print(json.dumps(report) if args.json else _line(report, photo))
+        return
+    found, faults = find_files(args.paths, SUFFIXES, "image")
+    results = name_results(found, Path(args.out), ".fnl")
+    codec = open_codec(args)
+
+    def work(photo: Path, out: Path) -> dict[str, Any]:
+        report = _compress(args, codec, photo, out, show)
+        say(args, _line(report, photo))
+        return {"image": str(photo), **report}
+
+    reports, errors = go_through(results, work, faults, show)
+    total = {"images": len(reports), "bytes": sum(report["bytes"] for report in reports)}
+    if args.json:
+        print(json.dumps({**total, "files": reports, "failed": [str(error) for error in errors]}))
+    elif reports:
+        print(f"{total['images']} images in {total['bytes']:,} bytes; in {args.out}")
+    if errors:
+        raise_worst(errors, len(reports))
+
+
+def one_pair(paths: list[str], names: str) -> tuple[Path, Path]:
+    """What is read and what is written where --out is not given."""
+    if len(paths) != 2:
+        raise RecipeError(f"got {len(paths)} name{'s' * (len(paths) != 1)}, expected {names}; or --out DIR for any "
+                          "number of files and folders")
+    return Path(paths[0]), Path(paths[1])
+
+
+def say(args: argparse.Namespace, line: str) -> None:
+    """A line about one of many files, above the progress bar; none with --json."""
+    from tqdm import tqdm
+
+    if not args.json:
+        tqdm.write(line)
+
+
+def _check_rate(args: argparse.Namespace) -> None:
+    """Before anything is read: RecipeError where the options do not go together or are out of range."""
+    from finola.codec.codec import choose_mode
+
+    if args.target_bpp is None and args.target_size is None:
+        choose_mode(args.bits, args.quality, not args.no_entropy)
+    elif args.no_entropy:
+        raise RecipeError("--no-entropy: goes with --bits alone; leave it out")
+
+
+def _compress(args: argparse.Namespace, codec: Codec, photo: Path, out: Path, show: bool) -> dict[str, Any]:
+    """Write one file, and report on it."""
+    from finola.data.images import lost, upright_rgb
     from finola.evaluation.metrics import image_psnr
     from finola.files import atomic_write
 
-    if Path(args.out).resolve() == Path(args.photo).resolve():
-        raise RecipeError(f"{args.out}: is the photograph itself; choose another name")
-    if Path(args.out).suffix.lower() in SUFFIXES:
-        raise RecipeError(f"{args.out}: ends like an image, which it is not; choose a name in .fnl")
-    image = upright_rgb(args.photo)
-    show = sys.stderr.isatty() and not args.json
-    codec = open_codec(args)
+    image = upright_rgb(photo)
     data, quality = _compressed(args, codec, image, show)
-    with atomic_write(args.out) as temporary:
+    with atomic_write(out) as temporary:
         temporary.write_bytes(data)
-    report = {"file": args.out, "width": image.width, "height": image.height, "bytes": len(data),
+    report = {"file": str(out), "width": image.width, "height": image.height, "bytes": len(data),
               "bpp": 8 * len(data) / (image.width * image.height)}
     if quality is not None:
         report["quality"] = quality
-    report["lost"] = lost(args.photo)
+    report["lost"] = lost(photo)
     if args.psnr:
         report["psnr"] = image_psnr(codec.decompress(data, progress=show), image)
-    if args.json:
-        print(json.dumps(report))
-    else:
-        print(f"{args.out}: {image.width}x{image.height} pixels in {len(data):,} bytes, "
-              f"{report['bpp']:.4f} bit per pixel" + (f", quality {quality}" if quality is not None else "")
-              + (f", {report['psnr']:.2f} dB" if args.psnr else ""))
-        if report["lost"]:
-            print(f"of {args.photo}: {', '.join(report['lost'])}")
+    return report
+
+
+def _line(report: dict[str, Any], photo: Path) -> str:
+    """A report for people."""
+    line = (f"{report['file']}: {report['width']}x{report['height']} pixels in {report['bytes']:,} bytes, "
+            f"{report['bpp']:.4f} bit per pixel" + (f", quality {report['quality']}" if "quality" in report else "")
+            + (f", {report['psnr']:.2f} dB" if "psnr" in report else ""))
+    return line + (f"\nof {photo}: {', '.join(report['lost'])}" if report["lost"] else "")
 
 
 def _compressed(args: argparse.Namespace, codec: Codec, image: Image.Image, show: bool) -> tuple[bytes, int | None]:
@@ -102,8 +168,6 @@ def _compressed(args: argparse.Namespace, codec: Codec, image: Image.Image, show
     if most is None:
         entropy = not args.no_entropy
         return codec.compress(image, bits=args.bits, quality=args.quality, entropy=entropy, **options), None
-    if args.no_entropy:
-        raise RecipeError("--no-entropy: goes with --bits alone; leave it out")
     return codec.compress_to(image, most, **options)
 
 

@@ -1,4 +1,4 @@
-"""`finola demo`: a few images reconstructed, each from one vector."""
+"""`finola demo`: three photographs reconstructed, each from one vector."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 EXAMPLE = """example:
   finola demo --out images
 
-Needs no file and no network: the scenes are drawn by the package, and if matplotlib is installed the
-photograph it brings along is taken too. For your own images: finola reconstruct IMAGES --out DIR"""
+Needs no file and no network: three photographs of the Kodak suite come with the package. For images of your own:
+finola reconstruct IMAGES --out DIR"""
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser = subparsers.add_parser(
         "demo",
-        help="reconstruct a few images that come with the package",
-        description="Reconstruct a few images, each from one vector; writes finola-demo.png.",
+        help="reconstruct three photographs that come with the package",
+        description="Reconstruct three photographs, each from one vector; writes finola-demo.png.",
         epilog=EXAMPLE,
     )
     parser.add_argument(
@@ -38,12 +38,12 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.cli.demo_images import demo_images
+    from finola.data.examples import example_images
     from finola.files import atomic_write
     from finola.inference.reconstruct import reconstruct
 
     model, path = open_model(args), Path(args.out) / "finola-demo.png"
-    results = {name: reconstruct(model, image) for name, image in demo_images().items()}
+    results = {name: reconstruct(model, image) for name, image in example_images().items()}
     with atomic_write(path) as temporary:
         _panel(results).save(temporary)
     scores = {name: result.psnr for name, result in results.items()}

@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> None:
 
 def _images(data: list[str] | None) -> list[Image.Image | Path]:
     """What --data names, at most 16, or those of `finola demo`."""
-    from finola.cli.demo_images import demo_images
     from finola.cli.images import find_images
     from finola.data.datasets import spread
+    from finola.data.examples import example_images
     from finola.errors import DataError
 
     if data is None:
-        return list(demo_images().values())
+        return list(example_images().values())
     paths, faults = find_images(data)
     if faults:
         raise DataError(faults[0])

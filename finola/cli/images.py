@@ -1,12 +1,17 @@
-"""Images named on the command line, and the files that are made of them."""
+"""Files named on the command line, and the files that are made of them."""
 
 from __future__ import annotations
 
 import glob
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
-from finola.errors import RecipeError
+from finola.errors import DataError, FinolaError, RecipeError
 from finola.files import check_folder
+
+T = TypeVar("T")
 
 
 def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
@@ -17,19 +22,32 @@ def find_images(words: list[str]) -> tuple[list[Path], list[str]]:
     """
     from finola.data.images import SUFFIXES
 
-    found: dict[Path, Path] = {}  # absolute -> as named
+    found, faults = find_files(words, SUFFIXES, "image")
+    return list(found), faults
+
+
+def find_files(words: list[str], suffixes: Sequence[str], what: str) -> tuple[dict[Path, Path], list[str]]:
+    """The files that words mean: files as named, all below a folder with one of the suffixes, and patterns.
+
+    Returns:
+        File -> its place below the folder that was named, or its name alone; each file once. And a message for each
+        word that leads to no `what`.
+    """
+    found: dict[Path, tuple[Path, Path]] = {}  # absolute -> as named, place
     faults = []
     for word in words:
-        paths = [Path(word)]
-        if paths[0].is_dir():
-            below = (path for path in sorted(paths[0].rglob("*")) if path.suffix.lower() in SUFFIXES)
-            paths = [path for path in below if not any(part.startswith(".") for part in path.relative_to(word).parts)]
-        elif glob.has_magic(word) and not paths[0].exists():
-            paths = [Path(match) for match in sorted(glob.glob(word, recursive=True))]
-        if not paths:
-            faults.append(f"{word}: no image there; expected files ending in {' '.join(SUFFIXES)}")
-        found |= {path.absolute(): path for path in paths}
-    return list(found.values()), faults
+        top = Path(word)
+        places = {top: Path(top.name)}
+        if top.is_dir():
+            below = {path: path.relative_to(top) for path in sorted(top.rglob("*")) if path.suffix.lower() in suffixes}
+            places = {path: place for path, place in below.items() if not any(p.startswith(".") for p in place.parts)}
+        elif glob.has_magic(word) and not top.exists():
+            places = {Path(match): Path(Path(match).name) for match in sorted(glob.glob(word, recursive=True))}
+        if not places:
+            faults.append(f"{word}: no {what} there; expected files ending in {' '.join(suffixes)}")
+        for path, place in places.items():
+            found.setdefault(path.absolute(), (path, place))
+    return dict(found.values()), faults
 
 
 def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
@@ -51,10 +69,62 @@ def name_panels(paths: list[Path], out: Path) -> dict[Path, Path]:
     return panels
 
 
-def refuse_overwriting(paths: list[Path], out: Path) -> None:
-    """Raise RecipeError if one of the images lies in the folder of the results."""
+def name_results(found: Mapping[Path, Path], out: Path, suffix: str) -> dict[Path, Path]:
+    """File -> result: OUT/PLACE with another suffix, so that subfolders stay as they are. `found`: by `find_files`.
+
+    Raises:
+        RecipeError: two files would become one, or a result could take the place of a file.
+    """
+    check_folder(out)
+    results: dict[Path, Path] = {}
+    first: dict[str, Path] = {}
+    for path, place in found.items():
+        result = out / place.with_suffix(suffix)
+        other = first.setdefault(str(result).lower(), path)  # file systems may take a.png and A.png for one
+        if other is not path:
+            raise RecipeError(f"--out: {other} and {path} would both become {result}; rename one, or give each a folder"
+                              " of its own")
+        results[path] = result
+    for folder in {result.parent for result in results.values()}:
+        refuse_overwriting(found, folder)
+    return results
+
+
+def refuse_overwriting(paths: Iterable[Path], out: Path) -> None:
+    """Raise RecipeError if one of the files lies in the folder of the results."""
     for path in paths:
         if path.parent.resolve() == out.resolve():
-            raise RecipeError(
-                f"--out: {out} holds the image {path.name}; choose another folder, so that no image is overwritten"
-            )
+            raise RecipeError(f"--out: {out} holds {path.name}; choose another folder, so that nothing is overwritten")
+
+
+def go_through(
+    results: Mapping[Path, Path], work: Callable[[Path, Path], T], faults: list[str], show: bool
+) -> tuple[list[T], list[FinolaError]]:
+    """`work(file, result)` for one file after another, past those that fail: a line on stderr for each of these.
+
+    Args:
+        faults: messages of `find_files`, which count as failures.
+        show: a progress bar.
+
+    Returns:
+        What `work` returned, and the errors.
+    """
+    from tqdm import tqdm
+
+    done: list[T] = []
+    errors: list[FinolaError] = [DataError(fault) for fault in faults]
+    for error in errors:
+        print(f"failed: {error}", file=sys.stderr)
+    for path, result in tqdm(results.items(), "files", unit="file", disable=not show):
+        try:
+            done.append(work(path, result))
+        except FinolaError as error:
+            errors.append(error)
+            tqdm.write(f"failed: {error}", file=sys.stderr)
+    return done, errors
+
+
+def raise_worst(errors: list[FinolaError], done: int) -> NoReturn:
+    """One error for all: that with the highest exit code says how many failed, and the first."""
+    worst = max(errors, key=lambda error: error.exit_code)
+    raise type(worst)(f"{len(errors)} of {done + len(errors)} failed; the first: {errors[0]}")

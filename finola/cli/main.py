@@ -20,8 +20,7 @@ from finola.errors import EXTRAS, FinolaError
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
-    "reproduce", "predict", "eval", "export", "detect", "inspect", "push", "bench",
-    "doctor",
+    "reproduce", "predict", "eval", "export", "detect", "inspect", "push", "playground", "bench", "doctor",
 )
 
 

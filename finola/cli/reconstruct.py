@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.images import find_images, name_panels
+from finola.cli.images import find_images, go_through, name_panels, raise_worst
 from finola.cli.options import Subparsers, add_device, add_model, open_model, positive
-from finola.errors import DataError
 
 if TYPE_CHECKING:
     from finola.models.autoencoder import FinolaAutoencoder
@@ -46,43 +45,23 @@ def run(args: argparse.Namespace) -> None:
     paths, faults = find_images(args.images)
     panels = name_panels(paths, Path(args.out))
     model = open_model(args)
-    results = _reconstruct_all(args, model, panels, faults)
+    show = sys.stderr.isatty() and not args.json
+    results, errors = go_through(
+        panels, lambda path, target: _reconstruct_one(args, model, path, target, show), faults, show)
     mean = sum(result["psnr"] for result in results) / len(results) if results else None
     if args.json:
-        print(json.dumps({"images": results, "mean_psnr": mean, "failed": faults}))
+        print(json.dumps({"images": results, "mean_psnr": mean, "failed": [str(error) for error in errors]}))
     elif results:
         print(f"mean of {len(results)}: {mean:.2f} dB; panels in {args.out}")
-    if faults:
-        raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
-
-
-def _reconstruct_all(
-    args: argparse.Namespace, model: FinolaAutoencoder, panels: dict[Path, Path], faults: list[str]
-) -> list[dict]:
-    from tqdm import tqdm
-
-    show = sys.stderr.isatty() and not args.json
-    results = []
-    for path, target in tqdm(panels.items(), "images", unit="image", disable=not show):
-        try:
-            result = _reconstruct_one(args, model, path, target, show)
-        except DataError as error:
-            faults.append(str(error))
-            tqdm.write(f"failed: {error}", file=sys.stderr)
-            continue
-        results.append(result)
-        if not args.json:
-            rows, columns = result["tiles"]
-            tqdm.write(
-                f"{path}: {result['psnr']:.2f} dB, {result['width']}x{result['height']} pixels, "
-                f"{rows} x {columns} q, {result['numbers']} numbers; {target}"
-            )
-    return results
+    if errors:
+        raise_worst(errors, len(results))
 
 
 def _reconstruct_one(
     args: argparse.Namespace, model: FinolaAutoencoder, path: Path, target: Path, progress: bool
 ) -> dict:
+    from tqdm import tqdm
+
     from finola.files import atomic_write
     from finola.inference.reconstruct import reconstruct
 
@@ -90,12 +69,16 @@ def _reconstruct_one(
     with atomic_write(target) as temporary:
         result.panel().save(temporary)
     rows, columns = result.tiles
+    width, height, numbers = *result.original.size, rows * columns * model.config.embed_dim
+    if not args.json:
+        tqdm.write(f"{path}: {result.psnr:.2f} dB, {width}x{height} pixels, {rows} x {columns} q, {numbers} numbers; "
+                   f"{target}")
     return {
         "file": str(path),
         "panel": str(target),
         "psnr": result.psnr,
-        "width": result.original.width,
-        "height": result.original.height,
+        "width": width,
+        "height": height,
         "tiles": [rows, columns],
-        "numbers": rows * columns * model.config.embed_dim,
+        "numbers": numbers,
     }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from finola.data.crops import Augment
     from finola.data.datasets import Concat, ImageFolder, check_same_classes
+    from finola.data.examples import example_images
     from finola.data.images import center_crop, decode_image, resize_shorter, to_tensor
     from finola.data.in_memory import ResidentImages, ResidentLoader
     from finola.data.loader import Batches, build_loader
@@ -26,6 +27,7 @@ __all__ = [
     "center_crop",
     "check_same_classes",
     "decode_image",
+    "example_images",
     "open_data",
     "resize_shorter",
     "to_image",
@@ -35,6 +37,7 @@ __all__ = [
 HOMES = {  # name -> the module that has it, imported on first use: the command line asks for `workers` without torch
     "Augment": "finola.data.crops",
     **dict.fromkeys(("Concat", "ImageFolder", "check_same_classes"), "finola.data.datasets"),
+    "example_images": "finola.data.examples",
     **dict.fromkeys(("center_crop", "decode_image", "resize_shorter", "to_tensor"), "finola.data.images"),
     **dict.fromkeys(("ResidentImages", "ResidentLoader"), "finola.data.in_memory"),
     **dict.fromkeys(("Batches", "build_loader"), "finola.data.loader"),

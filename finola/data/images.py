@@ -71,7 +71,7 @@ def decode_image(
     except DataError:
         raise
     except Image.DecompressionBombError as error:
-        raise DataError(f"{name}: more pixels than Pillow decodes ({error}); resize the image") from error
+        raise DataError(f"{name}: far more than {MAX_PIXELS:,} pixels; resize the image") from error
     except FileNotFoundError as error:
         what = "is a link to a file that is not there" if os.path.islink(name) else "no such file"
         raise DataError(f"{name}: {what}; check the path") from error
@@ -179,8 +179,7 @@ def cut_long(image: Image.Image, longest: int) -> Image.Image:
 def _check_pixels(image: Image.Image, name: str, max_pixels: int) -> None:
     if image.width * image.height > max_pixels:
         raise DataError(
-            f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; "
-            "resize the image or raise max_pixels"
+            f"{name}: {image.width}x{image.height} is more than the limit of {max_pixels:,} pixels; resize the image"
         )
 
 

@@ -17,7 +17,7 @@ from finola.analysis.growth import (
     write_gif,
 )
 from finola.cli import main as cli
-from finola.cli.demo_images import hills, lake
+from finola.data.examples import example_images
 from finola.data.images import to_tensor
 from finola.drawing import GAP, LABEL_HEIGHT, to_image
 from finola.errors import DataError, FinolaError
@@ -28,6 +28,10 @@ from finola.weights import save_weights
 
 def tiny(**changes):
     return autoencoder(**COARSE | changes)
+
+
+def photograph(width, height):
+    return example_images()["caps"].resize((width, height))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def weights(model, tmp_path_factory):
 @pytest.fixture
 def photos(tmp_path):
     (tmp_path / "photos").mkdir()
-    for name, picture in {"hills": hills(), "lake": lake()}.items():
+    for name, picture in list(example_images().items())[:2]:
         picture.resize((100, 70)).save(tmp_path / "photos" / f"{name}.png")
     return tmp_path / "photos"
 
@@ -111,7 +115,7 @@ def test_growth_needs_a_law():
 # equations
 
 def test_measurements_of_a_model(model):
-    pictures = [hills().resize((100, 70)), lake().resize((64, 64))]
+    pictures = [photograph(100, 70), photograph(64, 64)]
     measured = measure_equations(model, pictures, [2, 3])
     assert measured.images == 2 and measured.horizontal.shape == (4, 3) and measured.vertical.shape == (3, 4)
     assert measured.horizontal[2].max() < 1e-5 and measured.horizontal[0].min() > 1e-5
@@ -126,7 +130,7 @@ def test_measurements_of_a_model(model):
 
 
 def test_scores_are_of_the_original_at_the_larger_size(model):
-    picture = lake().resize((64, 64))
+    picture = photograph(64, 64)
     found = measure_equations(model, [picture], [2]).renderings[2].scores
     original = to_tensor(picture)[None]
     with torch.no_grad():
@@ -145,7 +149,7 @@ def test_off_axes_leaves_out_what_is_zero_by_construction():
 
 def test_a_model_with_q_in_the_corner():
     model = tiny(origin="top_left")
-    measured = measure_equations(model, [lake().resize((64, 64))], [2])
+    measured = measure_equations(model, [photograph(64, 64)], [2])
     assert measured.horizontal[0].max() < 1e-5 and len(measured.renderings[2].scores) == 1 + len(SCHEMES)
 
 
@@ -153,14 +157,14 @@ def test_errors_of_measure(model):
     with pytest.raises(DataError, match="images: got none"):
         measure_equations(model, [], [2])
     with pytest.raises(FinolaError, match="single position"):
-        measure_equations(tiny(map_size=1, decoder_widths=(16, 8, 8, 8, 8, 8)), [lake()], [2])
+        measure_equations(tiny(map_size=1, decoder_widths=(16, 8, 8, 8, 8, 8)), [photograph(64, 64)], [2])
 
 
 # commands
 
 def test_growth_command(weights, photos, tmp_path, capsys):
     out = tmp_path / "growth.gif"
-    assert cli.main(["inspect", "growth", str(photos / "hills.png"), "--weights", weights, "--out", str(out),
+    assert cli.main(["inspect", "growth", str(photos / "caps.png"), "--weights", weights, "--out", str(out),
                      "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["frames"] == 5 and report["bytes"] == out.stat().st_size
@@ -183,12 +187,12 @@ def test_equations_command(weights, photos, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("words", "code", "message"), [
-    (["growth", "{photos}/hills.png", "--out", "growth.png"], 2, "expected a file ending in .gif"),
+    (["growth", "{photos}/caps.png", "--out", "growth.png"], 2, "expected a file ending in .gif"),
     (["growth", "{photos}/none.png", "--out", "growth.gif"], 3, "no such file"),
     (["equations", "--data", "{photos}", "--out", "{photos}"], 2, "choose another folder"),
     (["equations", "--data", "{photos}", "--out", "new", "--factors", "1"], 2, "--factors: got 1"),
     (["equations", "--data", "{photos}/none", "--out", "new"], 3, "none"),
-    (["equations", "--data", "{photos}", "--out", "new", "--against", "{photos}/hills.png"], 4, "hills.png"),
+    (["equations", "--data", "{photos}", "--out", "new", "--against", "{photos}/caps.png"], 4, "caps.png"),
 ])
 def test_faults_are_one_line_and_leave_nothing(words, code, message, weights, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

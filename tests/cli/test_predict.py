@@ -76,7 +76,7 @@ def test_a_folder_for_charts_that_cannot_be_one(pictures, weights, capsys):
     good = pictures / "good.png"
     assert "expected a folder" in fails(capsys, 2, good, "--weights", weights, "--out", good)
     before = good.read_bytes()
-    assert "holds the image good.png" in fails(capsys, 2, good, "--weights", weights, "--out", pictures)
+    assert "holds good.png" in fails(capsys, 2, good, "--weights", weights, "--out", pictures)
     assert good.read_bytes() == before
 
 

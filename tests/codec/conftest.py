@@ -1,10 +1,7 @@
 """A tiny codec, and its files."""
 
 import pytest
-from tiny_codecs import tiny_codec
-
-from finola.codec import calibration_path
-from finola.weights import save_weights
+from tiny_codecs import save_tiny_codec, tiny_codec
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +11,6 @@ def codec():
 
 
 @pytest.fixture(scope="session")
-def weights(codec, tmp_path_factory):
+def weights(tmp_path_factory):
     """The codec's weights, with the calibration beside them."""
-    path = save_weights(codec.model, tmp_path_factory.mktemp("codec") / "tiny.safetensors")
-    codec.calibration.save(calibration_path(path))
-    return str(path)
+    return str(save_tiny_codec(tmp_path_factory.mktemp("codec")))

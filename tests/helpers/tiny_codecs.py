@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from finola.codec import Codec
+from finola.codec import Codec, calibration_path
 from finola.codec.calibrate import calibrate
 from finola.factory import create_model
 from finola.registry import DEFAULT_MODEL
+from finola.weights import save_weights
 
 SIZE, CHANNELS = 32, 16
 
@@ -30,6 +32,13 @@ def tiny_codec() -> Codec:
     # an untrained decoder hardly minds an error, so that its steps would be wider than q's range
     calibration = replace(calibration, step=calibration.step.clip(max=400))
     return Codec(model, calibration, batch_size=5)
+
+
+def save_tiny_codec(folder: Path) -> Path:
+    """The file of its weights, with the calibration beside them."""
+    path = save_weights(tiny_codec().model, folder / "tiny.safetensors")
+    tiny_codec().calibration.save(calibration_path(path))
+    return path
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

@@ -5,6 +5,7 @@
     curvature     Gaussian curvature of the feature surfaces
     growth        the map and the image as the law walks away from q
     equations     how far the law's two equations hold, and finer grids (`finola.pde`)
+    law           how far maps that nothing made obey the law obey one
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from finola.analysis import curvature, embedding, equations, growth, statistics
+    from finola.analysis import curvature, embedding, equations, growth, law, statistics
 
-__all__ = ["curvature", "embedding", "equations", "growth", "statistics"]
+__all__ = ["curvature", "embedding", "equations", "growth", "law", "statistics"]
 
 
 if not TYPE_CHECKING:  # imported on first use: growth and equations draw with matplotlib

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from pages import PAGES, ROOT, in_clone
 
 import finola
 
-pytest.importorskip("zensical", reason="needs the extra 'docs'")
-pytest.importorskip("mkdocstrings_handlers.python", reason="needs the extra 'docs'")
-
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not in_clone, reason="runs in a clone, which has README and docs")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not in_clone, reason="runs in a clone, which has README and docs"),
+    pytest.mark.skipif(not all(map(find_spec, ("zensical", "mkdocstrings_handlers"))), reason="needs the extra 'docs'"),
+]
 
 
 def build(clone: Path, out: Path) -> subprocess.CompletedProcess:

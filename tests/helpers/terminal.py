@@ -11,22 +11,25 @@ from pathlib import Path
 from hub_server import TOKEN
 
 PROGRAM = """
-import contextlib, io, json, os, sys
+import contextlib, io, json, os, sys, traceback
 import finola
 from finola.cli.main import main
 
-def run(words):
+def run(what):
     try:
-        return main(words)
+        return main(what) if isinstance(what, list) else exec(what, globals())
     except SystemExit as end:
         return end.code
+    except Exception:
+        traceback.print_exc()
+        return 1
 
 for line in sys.stdin:
-    words, variables = json.loads(line)
+    what, variables = json.loads(line)
     os.environ.update(variables)
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-        code = run(words) if isinstance(words, list) else exec(words)
+        code = run(what)
     print(json.dumps([code, out.getvalue(), errors.getvalue()]), flush=True)
 """
 
@@ -46,8 +49,10 @@ class Terminal:
         return self._ask([str(word) for word in words], variables)
 
     def python(self, code: str) -> str:
-        """What some lines print."""
-        return self._ask(code, {})[1]
+        """What some lines print; they must not fail."""
+        failed, out, errors = self._ask(code, {})
+        assert not failed, errors
+        return out
 
     def fails(self, code: int, *words, **variables: str) -> str:
         """The one line of a command that must end so and print nothing else."""

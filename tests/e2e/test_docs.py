@@ -41,6 +41,7 @@ SHORTER = {
 }
 NOT_RUN = {  # beginnings of commands, and why
     "finola rd kodak --out rd --literature": "wants Kodak's 24 images, whole: tests/codec/test_rd.py does it",
+    "finola playground": "serves until it is ended: tests/cli/test_playground.py",
     "finola pack": "its images are named by the reader (CONTRIBUTING.md)",
 }
 VAE = {"block_out_channels": (8, 16), "down_block_types": ("DownEncoderBlock2D",) * 2,
@@ -53,8 +54,9 @@ def furniture(tmp_path_factory):
     from diffusers import AutoencoderKL
 
     folder = tmp_path_factory.mktemp("furniture")
-    photo(200, 150).save(folder / "photo.jpg")
-    for name in ("kodak", "photos", "imagenet1k-sample"):
+    for name in ("photo.jpg", "a.jpg", "b.png"):
+        photo(200, 150).save(folder / name)
+    for name in ("kodak", "photos", "holidays", "imagenet1k-sample"):
         (folder / name).mkdir()
         for seed in range(2):
             photo(160, 144, seed).save(folder / name / f"{seed}.png")

@@ -52,8 +52,14 @@ def _inputs(law: str, rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 1), value=1.0)
 
 
+def _on_cpu(z: Tensor) -> Tensor:
+    """In its own precision, float32 at least."""
+    return z.detach().cpu().to(torch.promote_types(z.dtype, torch.float32))
+
+
 class LeastSquares:
-    """The matrices of every law and direction, out of the maps that `add` has seen, in float64."""
+    """The matrices of every law and direction, out of the maps that `add` has seen. A batch's products are formed in
+    the maps' precision, float32 at least, and added up in float64."""
 
     def __init__(self) -> None:
         self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
@@ -61,19 +67,19 @@ class LeastSquares:
 
     def add(self, z: Tensor) -> None:
         """z (B, C, H, W), more than one position a side."""
-        z = z.detach().cpu().double()
+        z = _on_cpu(z)
         if z.ndim != 4 or min(z.shape[2:]) < 2:
             raise FinolaError(f"z: got shape {tuple(z.shape)}, expected (B, C, H, W) with H and W of at least 2")
         if not torch.isfinite(z).all():
             raise DataError("z: got values that are not finite (NaN or infinity); check the images and the weights")
         self.count += z.shape[0] * z.shape[2] * z.shape[3]
-        self.total = self.total + z.sum((0, 2, 3))
+        self.total = self.total + z.double().sum((0, 2, 3))
         for direction in DIRECTIONS:
             rows, step = steps(z, direction)
             for law in LAWS:
                 x = _inputs(law, rows)
                 square, cross = self._products.get((law, direction), (0.0, 0.0))
-                self._products[law, direction] = (square + x.T @ x, cross + x.T @ step)
+                self._products[law, direction] = (square + (x.T @ x).double(), cross + (x.T @ step).double())
 
     def solve(self) -> Fitted:
         """DataError where nothing was added."""
@@ -104,16 +110,17 @@ class Scores:
     grown: dict[str, Tensor] = field(default_factory=dict)  # sums of squares by distance: error, standing, spread
 
     def add(self, z: Tensor) -> None:
-        z = z.detach().cpu().double()
+        z = _on_cpu(z)
         for direction in DIRECTIONS:
             rows, step = steps(z, direction)
             self.length += step.square().sum().item()
             for law in LAWS:
-                error = step - _inputs(law, rows) @ self.fitted.matrices[law][direction].T
+                error = step - _inputs(law, rows) @ self.fitted.matrices[law][direction].T.to(z.dtype)
                 self.errors[law] += error.square().sum().item()
         self._add_grown(z)
 
     def _add_grown(self, z: Tensor) -> None:
+        z = z.double()
         height, width = z.shape[2:]
         y, x = height // 2, width // 2
         middle = z[:, :, y, x]

@@ -1,6 +1,9 @@
 """Put a run's weights into the package: fp16 safetensors and a card (JSON) with what made them and their hash.
 
     python benchmarks/ship_weights.py runs/pretrained/finola_mfw720_c768_r8 finola_mfw720_c768_r8 --data "..."
+    finola calibrate --weights finola/pretrained/finola_mfw720_c768_r8.safetensors --data TRAIN
+
+The second writes the codec's tables and the components of q, which belong to the weights by their hash.
 """
 
 import argparse

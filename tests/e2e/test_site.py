@@ -37,7 +37,7 @@ def site(tmp_path_factory):
 @pytest.fixture
 def clone(tmp_path):
     """What the site is made of, but for the API's docstrings, which take the longest."""
-    for name in ("docs", "finola", "results"):
+    for name in ("docs", "examples", "finola", "results"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
     for path in (*PAGES, ROOT / "LICENSE"):
         shutil.copy(path, tmp_path / path.relative_to(ROOT))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   finola reproduce --list
-  finola reproduce resolution --scale imagenette --data imagenette/train --val imagenette/val --out reproduced
+  finola reproduce resolution --scale imagenette --data imagenette/train --val imagenette/val --out runs/imagenette
   finola reproduce norm+linear --scale pocket --rows autoregression_linear_16 autoregression_norm_linear_16 \\
-      --seeds 3 --data imagenette/train --val imagenette/val --out reproduced
-  finola reproduce finola-mocov2 --data imagenet/train --val imagenet/val --out reproduced \\
+      --seeds 3 --data imagenette/train --val imagenette/val --out runs/pocket
+  finola reproduce finola-mocov2 --data imagenet/train --val imagenet/val --out runs/imagenet \\
       --coco coco/annotations/instances_train2017.json --coco-val coco/annotations/instances_val2017.json
 
 Called again, it goes on where it stopped: what is finished is not repeated, and what several rows or tables of one

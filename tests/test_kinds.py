@@ -104,8 +104,8 @@ class ToyConfig(ModelConfig):
     image_size: int = 32
     width: int = 4
 
-    def __post_init__(self):
-        self.check_image_size(16)
+    def faults(self):
+        return self.wrong_image_size(16)
 
     def build(self) -> Toy:
         return Toy(self)

@@ -45,7 +45,7 @@ def test_rows_share_what_they_can():
 
 def test_seeds_and_settings_make_another_run():
     keys = [stage.key for stage in plan("resolution", "resolution_8", seeds=3).stages.values()]
-    keys += plan("resolution", "resolution_8", overrides=("--optim.epochs", "3")).stages
+    keys += plan("resolution", "resolution_8", overrides=("--optim.epochs", "5")).stages
     assert len(set(keys)) == 4
     same = plan("resolution", "resolution_8", overrides=("--data.num_workers", "1", "--trainer.max_time", "5")).stages
     assert set(same) < set(keys)

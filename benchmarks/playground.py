@@ -10,9 +10,11 @@ the package, and one of 12 megapixels made of them.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -70,7 +72,8 @@ def browser(width: int = 1280, height: int = 900) -> Iterator:
 def playground(port: int, **environment: str) -> Iterator[subprocess.Popen]:
     """The process of `finola playground`, on CPU, which is ended by SIGTERM."""
     command = [sys.executable, "-m", "finola.cli", "playground", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **environment}, preexec_fn=heard)
     try:
         yield process
     finally:

@@ -32,7 +32,7 @@ def _row(row: Row, reproduction: Reproduction) -> dict[str, Any]:
     stages = reproduction.plan.stages_of(row)
     results = [result for stage in stages if (result := reproduction.result(stage))]
     return {
-        "name": row.name, "title": row.title, "paper": dict(row.paper),
+        "name": row.name, "title": row.title, "scaled_to": _scaled_to(stages), "paper": dict(row.paper),
         "ours": {metric: _ours(row, metric, reproduction) for metric in row.metrics},
         "hours": round(sum(result["seconds"] for result in results) / 3600, 3),
         "commits": sorted({result["commit"] or "unknown" for result in results}),
@@ -41,6 +41,13 @@ def _row(row: Row, reproduction: Reproduction) -> dict[str, Any]:
         "problems": sorted({reproduction.reasons[stage.key][1] for stage in stages
                             if stage.key in reproduction.reasons}),
     }
+
+
+def _scaled_to(stages: list[Stage]) -> str:
+    """The sizes at this scale of what the row begins with, which its title says at the paper's."""
+    config = next(stage for stage in stages if stage.start is None).recipe.model_config()
+    map_size = getattr(config, "map_size", None)
+    return f"{config.image_size} px" + (f", map {map_size}x{map_size}" if map_size else "")
 
 
 def _ours(row: Row, metric: str, reproduction: Reproduction) -> dict[str, Any]:
@@ -80,12 +87,17 @@ def score(result: dict[str, Any], name: str) -> float | None:
 
 
 def cells(found: dict[str, Any]) -> list[list[str]]:
-    """Head and rows: row | each metric: paper, ours | hours | commit."""
+    """Head and rows: row | at this scale | each metric: paper, ours | hours | commit."""
     metrics = list(dict.fromkeys(metric for row in found["rows"] for metric in row["ours"]))
-    head = ["row", *(f"{metric}: {who}" for metric in metrics for who in ("paper", "ours")), "hours", "commit"]
-    return [head, *([row["title"], *(cell for metric in metrics for cell in (_paper(row, metric), _cell(row, metric))),
-                     f"{row['hours']:.2f}" if row["hours"] else "-", ", ".join(map(_short, row["commits"])) or "-"]
-                    for row in found["rows"])]
+    head = ["row", "at this scale", *(f"{metric}: {who}" for metric in metrics for who in ("paper", "ours")),
+            "hours", "commit"]
+    return [head, *(_line(row, metrics) for row in found["rows"])]
+
+
+def _line(row: dict[str, Any], metrics: list[str]) -> list[str]:
+    scores = (cell for metric in metrics for cell in (_paper(row, metric), _cell(row, metric)))
+    return [row["title"], row["scaled_to"], *scores, f"{row['hours']:.2f}" if row["hours"] else "-",
+            ", ".join(map(_short, row["commits"])) or "-"]
 
 
 def _short(commit: str) -> str:
@@ -138,7 +150,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     table.scale(1, 1.25)
     for (line, column), cell in table.get_celld().items():
         cell.set_edgecolor("0.8")
-        ours = lines[0][column].endswith("ours")
+        ours = lines[0][column].endswith(": ours")
         cell.get_text().set_fontweight("bold" if line == 0 or ours else "normal")
     figure.savefig(path, dpi=150)
 

@@ -135,9 +135,10 @@ def test_report(tmp_path):
     assert rows["resolution_8"]["ours"]["psnr"] == {"mean": 21, "deviation": 1, "values": [20, 21, 22],
                                                     "seeds": 3, "state": "finished"}
     assert rows["resolution_8"]["hours"] == 1.5 and rows["resolution_8"]["commits"] == ["0123456789"]
-    assert [line[1:4] for line in cells(content)[1:]] == [
-        ["25.4", "21.00 ± 1.00", "1.50"], ["25.8", "23.00 (1 of 3)", "0.50"], ["25.7", "failed", "-"]]
-    assert "| (a) 8x8 | 25.4 | 21.00 ± 1.00 | 1.50 | 0123456 |" in markdown(content)
+    assert [line[1:5] for line in cells(content)[1:]] == [
+        ["64 px, map 2x2", "25.4", "21.00 ± 1.00", "1.50"], ["64 px, map 8x8", "25.8", "23.00 (1 of 3)", "0.50"],
+        ["64 px, map 16x16", "25.7", "failed", "-"]]
+    assert "| (a) 8x8 | 64 px, map 2x2 | 25.4 | 21.00 ± 1.00 | 1.50 | 0123456 |" in markdown(content)
     assert "(a) 64x64: no space left" in markdown(content)
     path = write(content, tmp_path)
     assert path.name == "resolution-pocket.md"
@@ -156,5 +157,5 @@ def test_a_run_that_waits_says_what_for(tmp_path):
         "finished": True, "converged": False, "seconds": 1, "commit": None, "hardware": "here", "history": []}))
     (row,) = report(table, found)["rows"]
     assert {metric: ours["state"] for metric, ours in row["ours"].items()} == dict.fromkeys(row["ours"], "diverged")
-    assert cells({"rows": [row]})[1][2] == "did not converge"
+    assert cells({"rows": [row]})[1][3] == "did not converge"
     assert not list(found.ready())

@@ -8,7 +8,6 @@ Each codec first as `finola rd` runs it, then with one option changed.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from finola.cli.options import open_limited, positive
 from finola.codec import competitors
 from finola.codec.rd import Trials
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import record
 
 VARIANTS: dict[str, list[dict]] = {  # {}: as finola rd
@@ -52,8 +51,7 @@ def main() -> None:
         if args.out:  # after each case: some take minutes
             result = record(torch.device("cpu"), {"data": Path(args.data).resolve().name, "images": len(dataset),
                                                   "pillow": features.version("pil"), "results": rows})
-            with atomic_write(args.out) as path:
-                path.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ R-CNN's scores would pass its threshold, so that is set to let `CANDIDATES` boxe
 
 import argparse
 import gc
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -25,7 +24,7 @@ from finola.detection.loader import pad_batch, padding_of
 from finola.evaluation.flops import count
 from finola.evaluation.memory import fresh_process, process_peak
 from finola.evaluation.speed import peak_memory, seconds
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import record
 
 REFERENCE = "fasterrcnn_resnet50_fpn"
@@ -164,8 +163,7 @@ def main() -> None:
         if args.out:
             result = record(torch.device(args.device), {
                 "size": list(args.size), "reference": REFERENCE, "repeats": args.repeats, "results": measured})
-            with atomic_write(args.out) as path:
-                path.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ libraries.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,7 @@ from finola.evaluation.first_stages import (
 )
 from finola.evaluation.memory import fresh_process, process_peak
 from finola.evaluation.reconstruction import evaluate
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import record
 
 SIZE, REFERENCE, SHIPPED = 256, "KL f8 (Stable Diffusion)", "FINOLA, shipped, 4 squares of 128 px"
@@ -220,8 +219,7 @@ def main() -> None:
             "size": SIZE, "turns": args.turns, "reference": REFERENCE, "results": rows,
             "literature_alone": {name: entry._asdict() for name, entry in NEVER_RUN.items()},
             "paper": {name: {"feature_dimension": shape, "psnr": psnr} for name, (shape, psnr) in PAPER.items()}})
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.out, result)
 
 
 if __name__ == "__main__":

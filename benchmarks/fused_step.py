@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from finola.evaluation.speed import bench_operator
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.kernels import operators
 from finola.provenance import record
 
@@ -47,9 +47,7 @@ def main() -> None:
             rows.append({"variant": name, **settings, "error": " ".join(str(error).split())[:300]})
         print(json.dumps(rows[-1]), flush=True)
         if args.out:
-            with atomic_write(args.out) as path:
-                path.write_text(json.dumps(record(torch.device(args.device), {"case": case, "results": rows}), indent=1)
-                                + "\n")
+            write_json(args.out, record(torch.device(args.device), {"case": case, "results": rows}))
 
 
 def _timed(case: tuple[int, int, int, str], device: str, settings: dict) -> dict:

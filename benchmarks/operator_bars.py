@@ -7,14 +7,13 @@ C = 3072 on 256x256 at batch 1.
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
 
 from finola.evaluation.speed import OperatorResult, bench_operator
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import record
 
 # (batch, channels, size, dtype) -> least rate of the forward pass, of forward + backward, most maps of memory
@@ -46,8 +45,7 @@ def main() -> int:
             print(*case, check["what"], check["got"], "bar", check["bar"], "holds" if check["holds"] else "MISSED",
                   flush=True)
         if args.out:
-            with atomic_write(args.out) as path:
-                path.write_text(json.dumps(record(torch.device(args.device), {"results": rows}), indent=1) + "\n")
+            write_json(args.out, record(torch.device(args.device), {"results": rows}))
     return 0 if all(check["holds"] for row in rows for check in row["bars"]) else 1
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import shutil
 import signal
@@ -190,12 +189,10 @@ def main() -> None:
     if args.out:
         import torch
 
-        from finola.files import atomic_write
+        from finola.files import write_json
         from finola.provenance import environment
 
-        with atomic_write(args.out) as path:
-            result = {"medians": medians, "runs": runs, **environment(torch.device("cpu"))}
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.out, {"medians": medians, "runs": runs, **environment(torch.device("cpu"))})
 
 
 if __name__ == "__main__":

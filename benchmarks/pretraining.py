@@ -21,7 +21,7 @@ from torch import nn
 from finola.errors import FinolaError
 from finola.evaluation.complexity import Row, row
 from finola.factory import create_model
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import record
 
 PEER = "mae_vit_base"
@@ -86,8 +86,7 @@ def rows(runs: dict[str, Pretraining], counts: dict[str, Row]) -> list[dict]:
 
 def write(path: Path | None, result: dict) -> None:
     if path:
-        with atomic_write(path) as temporary:
-            temporary.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(path, result)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from PIL import Image
 
 from finola.drawing import stack
 from finola.factory import create_model
-from finola.files import atomic_write
+from finola.files import atomic_write, write_json
 from finola.weights import save_weights
 
 SMALL = ["--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96"]
@@ -120,8 +120,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     args = parser.parse_args()
     results = {name: method(name, args) for name in args.methods}
-    with atomic_write(args.result.with_suffix(".json")) as path:
-        path.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(args.result.with_suffix(".json"), results)
     with atomic_write(args.result.with_suffix(".md")) as path:
         path.write_text(table(results))
     if (picture := pictures(["FINOLA", "masked FINOLA-E", "masked FINOLA-B", "MAE, ViT-tiny"], args)) is not None:

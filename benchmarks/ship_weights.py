@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.registry import model_config, pretrained_path
 from finola.weights import load_weights, save_weights, weights_hash
 
@@ -43,8 +43,7 @@ def main() -> None:
         "images_per_second": result["images_per_second"], "hardware": result["hardware"], "torch": result["torch"],
         "commit": result["commit"], "val_psnr_while_training": result["val_psnr"], "history": result["history"],
     }
-    with atomic_write(path.with_suffix(".json")) as temporary:
-        temporary.write_text(json.dumps(card, indent=1) + "\n")
+    write_json(path.with_suffix(".json"), card)
     print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, sha256 {card['sha256'][:12]}")
 
 

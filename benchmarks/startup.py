@@ -9,7 +9,6 @@ module.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.provenance import environment
 
 BAR = 1.7
@@ -62,8 +61,7 @@ def main() -> None:
     for name, median in medians.items():
         print(f"finola {name}: {median:.2f} times import torch to the first forward pass (bar {BAR})")
     if args.out:
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.out, result)
 
 
 if __name__ == "__main__":

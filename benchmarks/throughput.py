@@ -18,7 +18,7 @@ import torch
 
 from finola.data import Batches, ResidentImages, ResidentLoader, open_data
 from finola.evaluation.speed import seconds
-from finola.files import atomic_write
+from finola.files import write_json
 from finola.models.autoencoder import FinolaAutoencoder
 from finola.provenance import record
 from finola.training.recipe import load_recipe
@@ -95,8 +95,7 @@ def main() -> None:
     })
     print(json.dumps(result, indent=1))
     if args.out:
-        with atomic_write(args.out) as path:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(args.out, result)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from finola.errors import RecipeError
 
@@ -38,6 +40,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: str | Path, value: Any, indent: int | None = 1) -> None:
+    """`value` as a JSON file, by `atomic_write`."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def check_folder(path: str | Path, option: str = "--out") -> Path:

@@ -24,12 +24,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from finola.autoregression import autoregress
+from finola.autoregression import autoregress, normalise
 from finola.drawing import rasterise
 from finola.errors import DataError, FinolaError
 from finola.kernels.grid import DIRECTIONS
+from finola.kernels.plan import HORIZONTAL
 
-EPS = 1e-5  # of n
 RIDGE = 1e-6  # of the mean square of the inputs, which makes the least squares of few images solvable
 LAWS = {"norm+linear": "A n(z)", "affine": "M z + b"}
 Maps = Callable[[Tensor], Tensor]  # images (B, 3, S, S) -> z (B, C, H, W)
@@ -37,7 +37,7 @@ Maps = Callable[[Tensor], Tensor]  # images (B, 3, S, S) -> z (B, C, H, W)
 
 def steps(z: Tensor, direction: str) -> tuple[Tensor, Tensor]:
     """z (B, C, H, W) -> the states that have a neighbour in a direction (N, C), and the steps to it (N, C)."""
-    axis = 3 if direction in ("right", "left") else 2
+    axis = 3 if direction in HORIZONTAL else 2
     near, far = z.narrow(axis, 0, z.shape[axis] - 1), z.narrow(axis, 1, z.shape[axis] - 1)
     if direction in ("left", "up"):
         near, far = far, near
@@ -48,7 +48,7 @@ def steps(z: Tensor, direction: str) -> tuple[Tensor, Tensor]:
 def _inputs(law: str, rows: Tensor) -> Tensor:
     """States (N, C) -> what a law's matrix is multiplied with, (N, C) or (N, C + 1)."""
     if law == "norm+linear":
-        return F.layer_norm(rows, rows.shape[1:], eps=EPS)
+        return normalise(rows)
     return F.pad(rows, (0, 1), value=1.0)
 
 
@@ -126,7 +126,7 @@ class Scores:
         middle = z[:, :, y, x]
         law = self.fitted.matrices["norm+linear"]
         grown = autoregress(middle, (height, width), right=law["right"], left=law["left"], down=law["down"],
-                            up=law["up"], origin=(y, x), eps=EPS)
+                            up=law["up"], origin=(y, x))
         distance = ((torch.arange(height) - y).abs()[:, None] + (torch.arange(width) - x).abs()[None]).flatten()
         for name, guess in (("error", grown), ("standing", middle[:, :, None, None]),
                             ("spread", self.fitted.mean[None, :, None, None])):
@@ -163,18 +163,20 @@ def measure_law(sources: Mapping[str, Maps], train: Iterable[Tensor], val: Itera
         source -> "maps" and "shuffled" -> scores.
     """
     fits = {(name, kind): LeastSquares() for name in sources for kind in KINDS}
-    for x in train:
-        for name, maps in sources.items():
-            z = maps(x)
-            for kind, change in KINDS.items():
-                fits[name, kind].add(change(z))
+    _add_maps(fits, sources, train)
     scores = {key: Scores(fit.solve()) for key, fit in fits.items()}
-    for x in val:
+    _add_maps(scores, sources, val)
+    return {name: {kind: scores[name, kind] for kind in KINDS} for name in sources}
+
+
+def _add_maps(sums: Mapping[tuple[str, str], LeastSquares] | Mapping[tuple[str, str], Scores],
+              sources: Mapping[str, Maps], batches: Iterable[Tensor]) -> None:
+    """Add each source's maps of the images, as they are and shuffled, to the sums of (source, kind)."""
+    for x in batches:
         for name, maps in sources.items():
             z = maps(x)
             for kind, change in KINDS.items():
-                scores[name, kind].add(change(z))
-    return {name: {kind: scores[name, kind] for kind in KINDS} for name in sources}
+                sums[name, kind].add(change(z))
 
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"maps": lambda z: z, "shuffled": shuffled}

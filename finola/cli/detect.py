@@ -179,11 +179,10 @@ def _write_evaluation(
     from finola.detection.drawing import beside_truth, grid
     from finola.detection.predict import detect
     from finola.drawing import PANEL_IMAGES
-    from finola.files import atomic_write
+    from finola.files import atomic_write, write_json
 
     for name, content in (("scores.json", report), ("detections.json", results)):
-        with atomic_write(out / name) as temporary:
-            temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        write_json(out / name, content, indent=None)
     pairs = []
     for i in spread(len(dataset), PANEL_IMAGES).tolist():
         image, truth = dataset.load(i), dataset.target(i, model.config.masks)
@@ -212,7 +211,7 @@ def _predict(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
     from finola.detection.detector import require_detector
-    from finola.files import atomic_write
+    from finola.files import write_json
 
     paths, faults = find_images(args.images)
     drawn = name_panels(paths, Path(args.out))
@@ -225,8 +224,7 @@ def _predict(args: argparse.Namespace) -> None:
             except DataError as error:
                 faults.append(str(error))
                 tqdm.write(f"failed: {error}", file=sys.stderr)
-    with atomic_write(Path(args.out) / "detections.json") as temporary:
-        temporary.write_text(json.dumps(results) + "\n", encoding="utf-8")
+    write_json(Path(args.out) / "detections.json", results, indent=None)
     if args.json:
         print(json.dumps({"detections": results, "failed": faults}))
     if faults:

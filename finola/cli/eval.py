@@ -77,7 +77,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     from finola.cli.first_stages import first_stages
     from finola.cli.measures import choose, result_of
-    from finola.files import atomic_write, check_folder
+    from finola.files import atomic_write, check_folder, write_json
     from finola.models.base import CLASSES_CROP_PCT
     from finola.weights import find_weights, load_weights
 
@@ -111,8 +111,7 @@ def run(args: argparse.Namespace) -> None:
         with atomic_write(args.panel) as temporary:
             measured.panel().save(temporary, format="png")
     if args.out:
-        with atomic_write(args.out) as temporary:
-            temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(args.out, result, indent=2)
 
 
 def _print_table(result: dict, measured: Measured) -> None:

@@ -48,8 +48,9 @@ def run(args: argparse.Namespace) -> None:
     codec = _calibration(args.codec, path, model)
     large = {hub.WEIGHTS: path} | ({hub.CODEC: codec} if codec else {})
     config = json.dumps({"library_name": "finola", **description(path)}, indent=1) + "\n"
-    files: dict[str, Path | bytes] = {**large, hub.CONFIG: config.encode(), hub.CARD: _card(args, model, large)}
-    digest = weights_hash(path)
+    hashes = {name: weights_hash(file) for name, file in large.items()}
+    files: dict[str, Path | bytes] = {**large, hub.CONFIG: config.encode(), hub.CARD: _card(args, model, large, hashes)}
+    digest = hashes[hub.WEIGHTS]
     commit = hub.upload(args.repository, files, args.message or f"finola push: weights {digest[:12]}", args.private)
     sizes = {name: content.stat().st_size if isinstance(content, Path) else len(content)
              for name, content in files.items()}
@@ -70,12 +71,12 @@ def _calibration(given: str | None, weights: Path, model: ImageModel) -> Path | 
     return path
 
 
-def _card(args: argparse.Namespace, model: ImageModel, files: dict[str, Path]) -> bytes:
+def _card(args: argparse.Namespace, model: ImageModel, files: dict[str, Path], hashes: dict[str, str]) -> bytes:
     """The file of --card, or one that is written here."""
     from finola import hub
     from finola.cli.card import model_card
     from finola.registry import PRETRAINED_FOLDER
-    from finola.weights import read_metadata, weights_hash
+    from finola.weights import read_metadata
 
     if args.card:
         text = Path(args.card).read_bytes()
@@ -88,5 +89,5 @@ def _card(args: argparse.Namespace, model: ImageModel, files: dict[str, Path]) -
     licence = metadata.get("licence")
     if weights.parent == PRETRAINED_FOLDER:
         licence = (PRETRAINED_FOLDER / "LICENSE").read_text(encoding="utf-8").partition("\n\n")[2].strip()
-    said = {name: f"{path.stat().st_size:,} bytes, sha256 `{weights_hash(path)}`" for name, path in files.items()}
+    said = {name: f"{path.stat().st_size:,} bytes, sha256 `{hashes[name]}`" for name, path in files.items()}
     return model_card(args.repository, model.config, metadata, said, licence).encode()

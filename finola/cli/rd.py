@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from finola.cli.compress import add_codec, open_codec
 from finola.cli.options import Subparsers, add_limit, natural, open_limited, positive
 from finola.errors import DataError, RecipeError
+from finola.files import atomic_write, check_folder, write_json
 
 if TYPE_CHECKING:
     from finola.codec.competitors import ImageCodec
@@ -63,7 +64,6 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> None:
     from finola.codec import rd
     from finola.codec.competitors import classical_codecs
-    from finola.files import check_folder
     from finola.provenance import record
 
     if args.target is None and not args.out:
@@ -113,7 +113,7 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
     known = {**_stored_curves(out, source), **curves}
     rates = {name: rd.bd_rate(known["jpeg"], curve) for name, curve in curves.items()} if "jpeg" in known else {}
     for codec in codecs:
-        _write_json(out / f"{codec.name}.json", rd.to_compressai(
+        write_json(out / f"{codec.name}.json", rd.to_compressai(
             codec, curves[codec.name], {**source, "bd_rate_against_jpeg": rates.get(codec.name)}))
     _write_plot(out / "rd.png", known, f"{source['data']}, {source['images']} images", reported)
     if args.json:
@@ -191,7 +191,7 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
             if codec.name == "finola-paper":
                 report["paper_mode"] = trials.mean_point(rd.PAPER_BITS)
             if args.out:  # what is known so far: AVIF alone can take an hour
-                _write_json(path, _joined(earlier, report))
+                write_json(path, _joined(earlier, report))
     if args.json:
         print(json.dumps(report))
     else:
@@ -272,16 +272,8 @@ def _bar(args: argparse.Namespace, total: int | None = None) -> Any:
     return tqdm(total=total, unit="image", disable=not sys.stderr.isatty() or args.json)
 
 
-def _write_json(path: Path, report: dict) -> None:
-    from finola.files import atomic_write
-
-    with atomic_write(path) as temporary:
-        temporary.write_text(json.dumps(report, indent=1) + "\n")
-
-
 def _write_plot(path: Path, curves: dict, title: str, reported: Sequence[Reported]) -> None:
     from finola.codec import rd
-    from finola.files import atomic_write
 
     with atomic_write(path) as temporary:
         rd.plot(curves, title, temporary, reported=reported)

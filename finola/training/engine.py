@@ -35,7 +35,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from finola.errors import DataError, RecipeError, WeightsError
-from finola.files import atomic_write, check_folder
+from finola.files import atomic_write, check_folder, write_json
 from finola.models.base import ImageModel, ModelConfig, resolve
 from finola.provenance import device_name, environment
 from finola.training.callbacks import Averaging, Checkpoints, EpochLines, Speed, WholeFileCheckpoints
@@ -369,8 +369,7 @@ def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
             shutil.copyfile(panels[-1], path)
     if task.history:
         _draw_curve(task, out / "curve.png")
-    with atomic_write(out / "result.json") as path:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(out / "result.json", result, indent=2)
 
 
 def _draw_curve(task: Task, path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from finola.files import atomic_write
+from finola.files import atomic_write, write_json
 from finola.provenance import record
 from finola.training.reproduce import Reproduction, Stage
 from finola.training.tables import Row, Table
@@ -158,9 +157,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
 def write(found: dict[str, Any], folder: Path) -> Path:
     """TABLE-SCALE.json, .md and .png in `folder`; returns the path of the Markdown."""
     stem = folder / f"{found['table'].partition(':')[2].replace(':', '-')}-{found['scale']}"
-    for suffix, content in ((".json", json.dumps(found, indent=2) + "\n"), (".md", markdown(found))):
-        with atomic_write(stem.with_name(stem.name + suffix)) as path:
-            path.write_text(content, encoding="utf-8")
+    write_json(stem.with_name(f"{stem.name}.json"), found, indent=2)
+    with atomic_write(stem.with_name(f"{stem.name}.md")) as path:
+        path.write_text(markdown(found), encoding="utf-8")
     with atomic_write(stem.with_name(f"{stem.name}.png")) as path:
         draw(found, path)
     return stem.with_name(f"{stem.name}.md")

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 
 from finola.data.workers import usable_cores
 from finola.errors import EXTRAS, RecipeError, near
-from finola.files import atomic_write, check_folder
+from finola.files import check_folder, write_json
 from finola.models.base import resolve
 from finola.training.jobs import Job
 from finola.training.origin import origin_of_data
@@ -277,8 +277,7 @@ def opened(out: Path, scale: str, data: dict[str, Any]) -> Iterator[None]:
             theirs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
             for key, value in ours.items():
                 _check_same(key, theirs.setdefault(key, value), value, out)
-            with atomic_write(path) as temporary:
-                temporary.write_text(json.dumps(theirs, indent=2) + "\n", encoding="utf-8")
+            write_json(path, theirs, indent=2)
             yield
     except Timeout:
         raise RecipeError(f"--out: another finola reproduce works in {out}; wait for its end, or choose another"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +29,9 @@ def choose_images(words: list[str], out: Path, limit: int | None) -> list[Path]:
 
 def write_results(out: Path, name: str, result: dict, images: dict[str, Image.Image]) -> None:
     """OUT/NAME.json and one PNG for each image, by its name."""
-    from finola.files import atomic_write
+    from finola.files import atomic_write, write_json
 
     for stem, image in images.items():
         with atomic_write(out / f"{stem}.png") as temporary:
             image.save(temporary)
-    with atomic_write(out / f"{name}.json") as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_json(out / f"{name}.json", result, indent=2)

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TESTS := -m pytest -n 2 --dist worksteal  # two processes of one thread each
 
-.PHONY: demo test test-slow test-lowest lint docs bench clean
+.PHONY: demo test test-slow test-lowest lint docs bench evidence clean
 
 demo: $(VENV)/.installed  ## reconstruct a few images with the shipped weights
 	$(BIN)/finola demo
@@ -26,6 +26,9 @@ lint: $(VENV)/.installed-dev
 
 docs: $(VENV)/.installed-docs  ## the documentation as a site in site/
 	$(BIN)/python docs/build_site.py
+
+evidence: $(VENV)/.installed-dev  ## the paper's claims tested anew, which takes a day: make evidence DATA=train VAL=val
+	$(BIN)/python benchmarks/evidence.py --data $(DATA) --val $(VAL)
 
 bench: $(VENV)/.installed-dev  ## speed and memory of the operator on this machine
 	$(BIN)/finola bench operator

@@ -1,0 +1,128 @@
+"""Run the experiments that test the paper's claims, and write docs/evidence.md out of what they gave.
+
+    python benchmarks/evidence.py --data IMAGENETTE/train --val IMAGENETTE/val [--claims norm+linear ...]
+    python benchmarks/evidence.py                                              docs/evidence.md alone
+
+benchmarks/evidence.yaml lists the claims: what the paper says, the commands, the verdict and why. Runs go into --out
+and are resumed there; what a command is asked to give is copied into results/evidence/, out of which the page is
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from finola.files import atomic_write
+from finola.training.report import cells
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "evidence"
+VERDICTS = ("appears", "does not appear", "cannot be told here", "open")
+HEAD = """# Evidence
+
+The paper's claims, tested at a scale that some hours of a CPU can pay for: images of 64 px, small models, short
+schedules. A verdict says what these runs show, and no more; what the paper's own scale would show is not known here.
+Written by `python benchmarks/evidence.py` from results/evidence/; `make evidence` runs everything again."""
+
+
+def main() -> int:
+    claims = yaml.safe_load((ROOT / "benchmarks" / "evidence.yaml").read_text())
+    names = [claim["claim"] for claim in claims]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", help="training images; without them the page alone is written")
+    parser.add_argument("--val", help="validation images")
+    parser.add_argument("--out", type=Path, default=Path("runs/evidence"), help="(%(default)s)")
+    parser.add_argument("--claims", nargs="+", choices=names, default=names, metavar="CLAIM", help=", ".join(names))
+    args = parser.parse_args()
+    failed = []
+    if args.data:
+        if not args.val:
+            parser.error("--val: missing; name the validation images")
+        failed = [claim["claim"] for claim in claims if claim["claim"] in args.claims and not run(claim, args)]
+    with atomic_write(ROOT / "docs" / "evidence.md") as path:
+        path.write_text(page(claims))
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
+    """The claim's commands, and what they gave copied; False where a command failed, which leaves out the rest."""
+    for step in claim.get("runs", ()):
+        words = [word.format(data=args.data, val=args.val, out=args.out) for word in shlex.split(step["command"])]
+        print("$", shlex.join(words), flush=True)
+        if subprocess.run([sys.executable, "-m", "finola.cli", *words[1:]], check=False).returncode:
+            return False
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        for kept, source in step["keep"].items():
+            shutil.copyfile(source.format(out=args.out), RESULTS / kept)
+    return True
+
+
+# --- the page ---
+
+
+def page(claims: list[dict[str, Any]]) -> str:
+    lines = [HEAD, "", "| claim | in the paper | verdict |", "|---|---|---|"]
+    lines += [f"| [{claim['title']}](#{anchor(claim['title'])}) | {claim['tables']} | **{claim['verdict']}** |"
+              for claim in claims]
+    return "\n".join(lines) + "\n\n" + "\n\n".join(map(section, claims)) + "\n"
+
+
+def anchor(title: str) -> str:
+    """As GitHub makes it of a heading."""
+    return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c in "-_")
+
+
+def section(claim: dict[str, Any]) -> str:
+    if claim["verdict"] not in VERDICTS:
+        raise SystemExit(f"{claim['claim']}: verdict {claim['verdict']!r}, expected one of {', '.join(VERDICTS)}")
+    parts = [f"## {claim['title']}", f"**The paper** ({claim['tables']}): {claim['paper'].strip()}",
+             f"**What was run.** {claim['setting'].strip()}"]
+    for step in claim.get("runs", ()):
+        parts.append("```text\n" + step["command"].format(data="TRAIN", val="VAL", out="OUT") + "\n```")
+        parts += [shown(kept) for kept in step["keep"]]
+    return "\n\n".join([*parts, f"**Verdict: {claim['verdict']}.** {claim['why'].strip()}"])
+
+
+def shown(kept: str) -> str:
+    """A kept result on the page: a table of the numbers, or the image."""
+    path = RESULTS / kept
+    if not path.exists():
+        return "Not run yet."
+    if path.suffix == ".json":
+        return table(json.loads(path.read_text()))
+    return f"![{path.stem}](../results/evidence/{kept})"
+
+
+def table(found: dict[str, Any]) -> str:
+    """A result as Markdown, by what it holds."""
+    if "table" in found:  # of finola reproduce
+        rows, what = cells(found), f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
+    else:  # of finola inspect law
+        rows, what = law(found), f"{found['images'][0]} images fitted, {found['images'][1]} judged"
+    lines = ["| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
+    made_by = [what, found["hardware"], f"torch {found['torch']}", f"commit {(found.get('commit') or 'unknown')[:7]}"]
+    return "\n".join([*lines, "", ", ".join(made_by) + "."])
+
+
+def law(found: dict[str, Any]) -> list[list[str]]:
+    rows = [["maps", "A n(z)", "A n(z), shuffled", "M z + b", "M z + b, shuffled", "grown, 1 step", "grown, farthest"]]
+    for row in found["maps"]:
+        values = [row[kind]["explained"][name] for name in ("norm+linear", "affine") for kind in ("maps", "shuffled")]
+        grown = row["maps"]["by_distance"]["grown"]
+        rows.append([row["name"], *(f"{value:.2f}" for value in (*values, grown[1], grown[-1]))])
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

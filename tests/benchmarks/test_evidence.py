@@ -1,0 +1,51 @@
+"""The script of the evidence: its commands are ours, and the page says what was kept."""
+
+import argparse
+import shlex
+
+import pytest
+import yaml
+from scripts import load_script
+
+import finola.photographs
+from finola.cli.main import build_parser
+from finola.training.tables import find_table
+
+evidence = load_script("evidence")
+CLAIMS = yaml.safe_load((evidence.ROOT / "benchmarks/evidence.yaml").read_text())
+PHOTOGRAPHS = next(iter(finola.photographs.__path__))
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["claim"])
+def test_a_claim_s_commands_are_ours(claim):
+    for step in claim["runs"]:
+        words = shlex.split(step["command"].format(data="a", val="b", out="c"))
+        args, _ = build_parser().parse_known_args(words[1:])
+        if args.command == "reproduce":
+            assert set(args.rows or ()) <= {row.name for row in find_table(args.table).rows}
+        assert step["keep"] and all(source.startswith("{out}/") for source in step["keep"].values())
+
+
+def test_the_page_is_what_the_script_writes():
+    assert (evidence.ROOT / "docs/evidence.md").read_text() == evidence.page(CLAIMS)
+
+
+def test_a_claim_is_run_and_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "RESULTS", tmp_path / "kept")
+    command = "finola inspect law --data {data} --val {val} --limit 2 --out {out}/law"
+    step = {"command": command, "keep": {"law.json": "{out}/law/law.json", "law.png": "{out}/law/law.png"}}
+    claim = {"claim": "law", "title": "The law", "tables": "the title", "paper": "It holds.", "setting": "Two images.",
+             "runs": [step], "verdict": "appears", "why": "It does."}
+    assert "Not run yet." in evidence.page([claim])
+    args = argparse.Namespace(data=PHOTOGRAPHS, val=PHOTOGRAPHS, out=tmp_path)
+    assert evidence.run(claim, args)
+    page = evidence.page([claim])
+    assert "| patches of pixels | " in page and "2 images fitted, 2 judged" in page
+    assert "![law](../results/evidence/law.png)" in page and "**Verdict: appears.** It does." in page
+    failing = {**claim, "runs": [{**step, "command": "finola inspect law --data {out}/none --val {val} --out {out}/a"}]}
+    assert not evidence.run(failing, args)
+
+
+def test_a_verdict_is_one_of_four():
+    with pytest.raises(SystemExit, match="verdict 'perhaps', expected one of appears"):
+        evidence.section({**CLAIMS[0], "verdict": "perhaps"})

@@ -71,9 +71,9 @@ def check_package(requirement: Requirement, extra: str | None) -> Check:
 def check_devices() -> Iterator[Check]:
     import torch
 
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # newer torch
-    units = any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    bf16 = "bf16 units" if units else "no bf16 units found"
+    from finola.inference.precision import has_bf16_units
+
+    bf16 = "bf16 units" if has_bf16_units() else "no bf16 units found"
     yield Check("device", "cpu", True, f"{usable_cores()} cores, {torch.get_num_threads()} threads, {bf16}")
     if not torch.cuda.is_available():
         yield Check("device", "cuda", True, "none; training at the paper's size needs one")

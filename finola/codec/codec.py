@@ -25,10 +25,11 @@ from finola.codec.quantiser import Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles, refine
 from finola.data.images import upright_rgb
 from finola.errors import BitstreamError, FinolaError, RecipeError, WeightsError
+from finola.inference.precision import precision
 from finola.inference.tiles import Tiling
 from finola.models.autoencoder import FinolaAutoencoder
 
-BATCH = 16
+BATCH = 32
 QUALITIES = range(1, 101)
 DEFAULT_QUALITY = 50
 # what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
@@ -43,13 +44,16 @@ class Codec:
         model: an autoencoder on any device; put into evaluation mode. None: the shipped one.
         calibration: made for the model's weights; None: the shipped one, if it was.
         batch_size: tiles at once.
+        fast: the networks in bf16: on a CPU with units for it some three times as fast to decompress and 1.4 times to
+            compress, for an error of one or two grey levels.
 
     Raises:
         WeightsError: there is no calibration for these weights.
+        RecipeError: `fast` where nothing would be.
     """
 
     def __init__(self, model: FinolaAutoencoder | None = None, calibration: Calibration | None = None,
-                 batch_size: int = BATCH):
+                 batch_size: int = BATCH, fast: bool = False):
         if batch_size < 1:
             raise RecipeError(f"batch_size: got {batch_size}, expected at least 1")
         self.model = (_shipped() if model is None else model).eval()
@@ -59,7 +63,8 @@ class Codec:
         if self.calibration.channels != self.model.config.embed_dim:
             raise WeightsError(f"calibration: is for {self.calibration.channels} channels, the model has "
                                f"{self.model.config.embed_dim}")
-        self.batch_size = batch_size
+        self.batch_size, self.fast = batch_size, fast
+        precision(self.device, fast)
 
     def compress(self, image: Image.Image | str | Path, *, bits: int | None = None, quality: int | None = None,
                  entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
@@ -124,7 +129,7 @@ class Codec:
         """Symbols of the tiles, batch after batch, (B, C) int16."""
         tiling = Tiling(header.width, header.height, header.side, header.overlap)
         for x, squares in tiling.cut(image, self.model.config.image_size, self.batch_size):
-            with torch.no_grad():
+            with torch.no_grad(), precision(self.device, self.fast):
                 q = self.model.encode(squares.to(self.device)).float()
             if not torch.isfinite(q).all():
                 raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
@@ -142,7 +147,9 @@ class Codec:
         for first in range(0, len(symbols), self.batch_size):
             chunk = torch.from_numpy(symbols[first : first + self.batch_size]).to(self.device)
             q = self.calibration.vectors(quantiser.centres(chunk))
-            yield from decode_tiles(self.model, q, side).cpu()
+            with precision(self.device, self.fast):
+                tiles = decode_tiles(self.model, q, side)
+            yield from tiles.cpu()
             bar.update(len(chunk))
 
 

@@ -53,14 +53,15 @@ class Point:
 
 def finola_codecs(codec: Codec, refine: int = 0) -> list[ImageCodec]:
     """Ours: by quality; with the paper's fixed bits, coded and not; and by quality with so many steps of refinement."""
+    precision = ", in bf16" if codec.fast else ""
 
     def by_quality(name: str, description: str, refine: int = 0) -> ImageCodec:
-        return ImageCodec(name, description, (10, 25, 40, 50, 60, 75), range(1, 101),
+        return ImageCodec(name, description + precision, (10, 25, 40, 50, 60, 75), range(1, 101),
                           lambda image, quality: codec.compress(image, quality=int(quality), refine=refine),
                           codec.decompress, _payload)
 
     def by_bits(name: str, description: str, entropy: bool) -> ImageCodec:
-        return ImageCodec(name, description, range(2, 9), range(1, 9),
+        return ImageCodec(name, description + precision, range(2, 9), range(1, 9),
                           lambda image, bits: codec.compress(image, bits=int(bits), entropy=entropy), codec.decompress,
                           _payload)
 

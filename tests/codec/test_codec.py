@@ -22,10 +22,12 @@ from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
 from finola.codec.refine import decode_tiles as paint
+from finola.data.examples import example_images
 from finola.data.images import upright_rgb
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.evaluation.metrics import image_psnr
 from finola.factory import create_model
+from finola.inference.precision import has_bf16_units
 from finola.inference.tiles import SEAM, Tiling, soften
 from finola.weights import save_weights
 
@@ -108,6 +110,23 @@ def test_a_stream_does_not_depend_on_the_batch_size_it_is_read_with(codec):
     other = Codec(codec.model, codec.calibration, batch_size=3)
     data = codec.compress(image)
     assert image_psnr(other.decompress(data), codec.decompress(data)) > 50
+
+
+@pytest.mark.skipif(not has_bf16_units(), reason="this CPU has no units for bf16")
+@pytest.mark.parametrize("way", [{"bits": 4, "entropy": False}, {"quality": 50}], ids=str)
+def test_fast_costs_a_grey_level_or_two(way):
+    image = next(iter(example_images().values())).crop((100, 100, 484, 356))
+    exact, fast = Codec(), Codec(fast=True)
+    data = exact.compress(image, **way)
+    painted = exact.decompress(data)
+    assert 100 > image_psnr(fast.decompress(data), painted) > 40
+    assert image_psnr(exact.decompress(fast.compress(image, **way)), painted) > 35
+
+
+def test_fast_where_nothing_would_be_is_refused(monkeypatch):
+    monkeypatch.setattr("finola.inference.precision.has_bf16_units", lambda: False)
+    with pytest.raises(RecipeError, match="fast: this cpu has no units for bf16; leave it out"):
+        Codec(fast=True)
 
 
 def test_more_bits_are_nearer(codec):

@@ -1,0 +1,24 @@
+"""bf16 for the codec's networks, where a machine has units for it."""
+
+from __future__ import annotations
+
+import torch
+
+from finola.errors import RecipeError
+
+
+def has_bf16_units() -> bool:
+    """Whether this CPU multiplies bf16 in units of its own (AMX, AVX-512 BF16, Arm BF16)."""
+    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # newer torch
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def precision(device: torch.device, fast: bool) -> torch.autocast:
+    """Within it products and convolutions run in bf16 if they are to be fast.
+
+    Raises:
+        RecipeError: fast, on a device that has no units for bf16.
+    """
+    if fast and not (torch.cuda.is_bf16_supported() if device.type == "cuda" else has_bf16_units()):
+        raise RecipeError(f"fast: this {device.type} has no units for bf16; leave it out")
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast)

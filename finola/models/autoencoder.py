@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from finola.autoregression import Finola, Repetition
 from finola.errors import check_choice
-from finola.models.base import ExportPart, ImageModel, ModelConfig, divisor_near, wrong, wrong_heads
+from finola.models.base import IMAGE_KEYS, ExportPart, ImageModel, ModelConfig, divisor_near, wrong, wrong_heads
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import check_encoder_name, create_encoder
 from finola.models.linear_start import start_as_shifts, start_from_images
@@ -46,6 +46,7 @@ class AutoencoderConfig(ModelConfig):
 
     kind: ClassVar[str] = "autoencoder"
     task: ClassVar[str] = "finola.training.tasks.reconstruction:ReconstructionTask"
+    recipe_keys: ClassVar[frozenset[str]] = IMAGE_KEYS | {"optim.rate"}
     cost: ClassVar[str] = "finola.evaluation.complexity:cost_of_autoencoder"
     score: ClassVar[str | None] = "reconstruction"
 

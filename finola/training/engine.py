@@ -34,6 +34,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from finola.codec.calibration import Calibration, calibration_path, find_calibration
 from finola.errors import DataError, RecipeError, WeightsError
 from finola.files import atomic_write, check_folder, write_json
 from finola.models.base import ImageModel, ModelConfig, resolve
@@ -95,6 +96,8 @@ def fit(
     if init_from and not going_on:
         part = transfer(task.model, init_from, new_classes=num_classes is not None, new_head=new_head)
         origin["weights"] = origin_of_weights(init_from, part)
+    if recipe.optim.rate and init_from:
+        task.calibration = _calibration(init_from, None if going_on else task.model)
     deadline = started + 60 * recipe.trainer.max_time if recipe.trainer.max_time else math.inf
     speed = Speed()
     classes = getattr(config, "classes", ())
@@ -236,9 +239,18 @@ def _check_options(recipe: Recipe, init_from: str | Path | None, num_classes: in
     if recipe.optim.freeze_encoder and not init_from and not going_on:
         raise RecipeError("--weights is missing; name the pre-trained encoder that"
                           f" {recipe.name} keeps as it is (optim.freeze_encoder)")
+    if recipe.optim.rate and not init_from:
+        raise RecipeError("--init-from is missing; name calibrated weights, in resuming too: their codec's tables are"
+                          " what optim.rate trains for")
     if new_head and not init_from:
         raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"
                           " out")
+
+
+def _calibration(weights: str | Path, model: ImageModel | None) -> Calibration:
+    """That of the weights a run starts from; made for `model`, where it is still at its start."""
+    path = calibration_path(find_weights(weights))
+    return Calibration.load(path) if model is None else find_calibration(model, path)
 
 
 def _read_checkpoint(path: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 SPECIAL_KEYS = {
     **dict.fromkeys(("optim.layer_decay", "optim.label_smoothing", "optim.mixup", "optim.cutmix",
                      "optim.random_erasing"), "which only classifiers have"),
+    "optim.rate": "which only autoencoders have",
     **dict.fromkeys(("data.scales", "data.random_crop"), "which only detectors have"),
     **dict.fromkeys(("data.policy", "data.resident"), "which detectors do not have"),
 }
@@ -117,7 +118,8 @@ class OptimSection(_Section):
 
     Reconstruction: `loss` is the mean squared error of "normalised" pixels (ImageNet mean and deviation) or of
     "raw" ones; `start_images` of the training images fit the start of a model with start "shifts"
-    (`finola.models.linear_start`).
+    (`finola.models.linear_start`). A `rate` trains for the codec too, half of each batch as its tiles (the price of a
+    bit, relative to the codec's own; `finola.codec.rate`): from weights that were calibrated.
     Classification: `label_smoothing`, `mixup`, `cutmix` (their alphas) and `random_erasing` (its probability).
     """
 
@@ -132,6 +134,7 @@ class OptimSection(_Section):
     clip_grad: Positive | None = None
     loss: Literal["normalised", "raw"] = "normalised"
     start_images: Annotated[int, Field(ge=16)] | None = None
+    rate: NotNegative = 0.0
     freeze_encoder: bool = False
     layer_decay: PositiveShare | None = None
     label_smoothing: Share = 0.0
@@ -470,6 +473,8 @@ def _faults_together(recipe: Recipe) -> Iterator[str]:
     if optim.batch_size % recipe.trainer.accumulate:
         yield (f"optim.batch_size: got {optim.batch_size}, expected a multiple of trainer.accumulate ="
                f" {recipe.trainer.accumulate}")
+    if optim.rate and recipe.trainer.compile:
+        yield "trainer.compile: got true, expected false with optim.rate; --trainer.compile false turns it off"
     try:
         recipe.model_config()
     except FinolaError as error:

@@ -11,7 +11,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from finola.errors import FinolaError
 from finola.files import atomic_write
 from finola.models.base import ImageModel
 from finola.training.recipe import OptimSection
+
+if TYPE_CHECKING:
+    from finola.codec.calibration import Calibration
 
 
 class NonFiniteLoss(FinolaError):
@@ -105,6 +108,7 @@ class Task(LightningModule):
         follows_score: whether the first score is also followed in training.
         unit: of the first score.
         neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
+        calibration: of the weights the run starts from, where it trains for the codec's rate; set before the run.
     """
 
     model: ImageModel
@@ -121,6 +125,7 @@ class Task(LightningModule):
         self.panel_folder, self.panel_every = panel_folder, panel_every
         self.panel_due = False
         self.neighbours: Callable[[], float | None] | None = None
+        self.calibration: Calibration | None = None
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model.to(memory_format=self.memory_format)
         if optim.freeze_encoder:

@@ -240,7 +240,7 @@ def _check_options(recipe: Recipe, init_from: str | Path | None, num_classes: in
         raise RecipeError("--weights is missing; name the pre-trained encoder that"
                           f" {recipe.name} keeps as it is (optim.freeze_encoder)")
     if recipe.optim.rate and not init_from:
-        raise RecipeError("--init-from is missing; name calibrated weights, in resuming too: their codec's tables are"
+        raise RecipeError("--weights is missing; name calibrated ones, in resuming too: their codec's tables are"
                           " what optim.rate trains for")
     if new_head and not init_from:
         raise RecipeError("--new-head: takes the encoder of given weights, but none are given; name them or leave it"

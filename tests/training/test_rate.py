@@ -106,7 +106,7 @@ def test_the_price_tells(start, images, tmp_path):
 
 def test_what_a_rate_needs(start, images, tmp_path):
     out = tmp_path / "out"
-    with pytest.raises(RecipeError, match="--init-from is missing; name calibrated weights"):
+    with pytest.raises(RecipeError, match="--weights is missing; name calibrated ones"):
         train(start, images, out)
     codec = start.with_suffix(".codec.safetensors")
     codec.rename(tmp_path / "away")

@@ -60,7 +60,8 @@ def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
     for step in claim.get("runs", ()):
         words = [word.format(data=args.data, val=args.val, out=args.out) for word in shlex.split(step["command"])]
         print("$", shlex.join(words), flush=True)
-        if subprocess.run([sys.executable, "-m", "finola.cli", *words[1:]], check=False).returncode:
+        program = ["-m", "finola.cli", *words[1:]] if words[0] == "finola" else [str(ROOT / words[1]), *words[2:]]
+        if subprocess.run([sys.executable, *program], check=False).returncode:
             return False
         RESULTS.mkdir(parents=True, exist_ok=True)
         for kept, source in step["keep"].items():
@@ -108,7 +109,7 @@ def table(found: dict[str, Any]) -> str:
     """A result as Markdown, by what it holds."""
     if "table" in found:  # of finola reproduce
         rows, what = cells(found), f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
-    else:  # of finola inspect law
+    else:  # of finola inspect law, and of benchmarks/plain_autoencoder.py
         rows, what = law(found), f"{found['images'][0]} images fitted, {found['images'][1]} judged"
     lines = ["| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
     made_by = [what, found["hardware"], f"torch {found['torch']}", f"commit {(found.get('commit') or 'unknown')[:7]}"]

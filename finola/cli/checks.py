@@ -44,12 +44,13 @@ def checks() -> Iterator[Check]:
 
 
 def check_packages() -> Iterator[Check]:
-    """The installed version of each requirement in finola's own metadata, extras included."""
+    """The installed version of each requirement in finola's own metadata, with the extras for users."""
     yield Check("package", "python", True, platform.python_version())
     requirements = {r.name: r for r in reversed([Requirement(line) for line in requires("finola") or []])}
     for requirement in reversed(requirements.values()):  # the first, where several extras ask for the same
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", str(requirement.marker or ""))
-        yield check_package(requirement, extra[1] if extra else None)
+        if extra is None or extra[1] not in ("dev", "docs"):
+            yield check_package(requirement, extra[1] if extra else None)
 
 
 def check_package(requirement: Requirement, extra: str | None) -> Check:

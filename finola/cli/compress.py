@@ -142,7 +142,7 @@ def _compress(args: argparse.Namespace, codec: Codec, photo: Path, out: Path, sh
     with atomic_write(out) as temporary:
         temporary.write_bytes(data)
     report = {"file": str(out), "width": image.width, "height": image.height, "bytes": len(data),
-              "bpp": 8 * len(data) / (image.width * image.height)}
+              "bpp": 8 * len(data) / (image.width * image.height), "original_bytes": photo.stat().st_size}
     if quality is not None:
         report["quality"] = quality
     report["lost"] = lost(photo)
@@ -153,8 +153,9 @@ def _compress(args: argparse.Namespace, codec: Codec, photo: Path, out: Path, sh
 
 def _line(report: dict[str, Any], photo: Path) -> str:
     """A report for people."""
-    line = (f"{report['file']}: {report['width']}x{report['height']} pixels in {report['bytes']:,} bytes, "
-            f"{report['bpp']:.4f} bit per pixel" + (f", quality {report['quality']}" if "quality" in report else "")
+    line = (f"{report['file']}: {report['width']}x{report['height']} pixels in {report['bytes']:,} bytes "
+            f"(before {report['original_bytes']:,}), {report['bpp']:.4f} bit per pixel"
+            + (f", quality {report['quality']}" if "quality" in report else "")
             + (f", {report['psnr']:.2f} dB" if "psnr" in report else ""))
     return line + (f"\nof {photo}: {', '.join(report['lost'])}" if report["lost"] else "")
 

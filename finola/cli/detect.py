@@ -198,8 +198,7 @@ def _add_predict(commands: Subparsers) -> None:
     parser = commands.add_parser("predict", help="find the objects on photographs",
                                  description="Find the objects on photographs of any size.", epilog=PREDICT)
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
-    parser.add_argument("--weights", required=True, metavar="FILE",
-                        help=f"a detector's weights: {SOURCES}")
+    parser.add_argument("--weights", metavar="FILE", help=f"a detector's weights: {SOURCES}")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the drawn images and detections.json")
     parser.add_argument("--threshold", type=_share, default=0.5, metavar="P",
                         help="the least score of an object, 0 to 1 (%(default)s)")

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> None:
     for check in checks():
         found.append(check)
         if not args.json:
-            print(f"{'ok ' if check.ok else 'BAD'}  {check.group:9}  {check.name:16}  {check.detail}", flush=True)
+            mark = "BAD" if not check.ok else "-  " if check.detail.startswith("not installed") else "ok "
+            print(f"{mark}  {check.group:9}  {check.name:16}  {check.detail}", flush=True)
     if args.json:
         print(json.dumps([check._asdict() for check in found], indent=1))
     bad = [f"{check.name}: {check.detail}" for check in found if not check.ok]

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 
 from finola.cli.options import split_overrides
-from finola.errors import EXTRAS, FinolaError
+from finola.errors import EXTRAS, FinolaError, near
 
 COMMANDS = (
     "demo", "info", "reconstruct", "compress", "decompress", "calibrate", "rd", "pack", "train", "probe", "finetune",
@@ -44,6 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command. Exit codes: 0 done, 2 usage, 3 data, 4 weights or stream, 130/143 signals."""
     words, overrides = split_overrides(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        return 2
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        parser.error(f"{words[0]}: no such command{near(words[0], COMMANDS) or '; finola --help lists them'}")
     args = parser.parse_args(words)
     if overrides and "overrides" not in args:
         parser.error(f"unrecognized arguments: {' '.join(overrides)}")

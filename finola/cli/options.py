@@ -144,6 +144,9 @@ def open_weights(args: argparse.Namespace, require: Callable[[ImageModel, str], 
     """The model of --weights, on --device, in evaluation mode; `require(model, name)` gives it back or refuses it."""
     from finola.weights import load_weights
 
+    if args.weights is None:
+        raise RecipeError("--weights is missing; no classifier and no detector comes along: finola probe, finola"
+                          " finetune and finola detect train make them")
     device = open_device(args.device)
     return require(load_weights(weights_path(args)), args.weights).to(device).eval()
 
@@ -199,8 +202,12 @@ def minutes(text: str) -> float:
     parts = text.split(":")
     try:
         if len(parts) == 1:
-            return float(text)
-        hours, minutes, seconds = map(int, parts)
+            time = float(text)
+        else:
+            hours, minutes, seconds = map(int, parts)
+            time = 60 * hours + minutes + seconds / 60
     except ValueError:
-        raise RecipeError(f"--max-time: got {text!r}, expected HH:MM:SS or minutes") from None
-    return 60 * hours + minutes + seconds / 60
+        time = 0.0
+    if not time > 0:
+        raise RecipeError(f"--max-time: got {text!r}, expected HH:MM:SS or minutes, more than none")
+    return time

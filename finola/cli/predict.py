@@ -36,8 +36,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
     )
     parser.add_argument("images", nargs="+", metavar="IMAGES", help="files, folders or patterns")
-    parser.add_argument("--weights", required=True, metavar="FILE",
-                        help=f"a classifier's weights: {SOURCES}")
+    parser.add_argument("--weights", metavar="FILE", help=f"a classifier's weights: {SOURCES}")
     parser.add_argument("--top", type=positive, default=5, metavar="N", help="classes for each image (%(default)s)")
     parser.add_argument("--out", metavar="DIR", help="write a chart for each image; made if need be")
     add_crop_pct(parser)

@@ -52,7 +52,10 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps({"images": results, "mean_psnr": mean, "failed": [str(error) for error in errors]}))
     elif results:
+        side = model.config.image_size
         print(f"mean of {len(results)}: {mean:.2f} dB; panels in {args.out}")
+        if not args.tile:
+            print(f"each is the centre square, at {side}x{side} pixels; --tile rebuilds the whole image")
     if errors:
         raise_worst(errors, len(results))
 
@@ -71,7 +74,7 @@ def _reconstruct_one(
     rows, columns = result.tiles
     width, height, numbers = *result.original.size, rows * columns * model.config.embed_dim
     if not args.json:
-        tqdm.write(f"{path}: {result.psnr:.2f} dB, {width}x{height} pixels, {rows} x {columns} q, {numbers} numbers; "
+        tqdm.write(f"{path}: {result.psnr:.2f} dB, {width}x{height} pixels, {columns}x{rows} q, {numbers} numbers; "
                    f"{target}")
     return {
         "file": str(path),

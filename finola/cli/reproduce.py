@@ -41,14 +41,15 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="print the list or the table as JSON")
     parser.add_argument("--rows", nargs="+", metavar="ROW", help="some of the rows (default: all)")
     parser.add_argument("--scale", choices=("imagenet", "imagenette", "pocket"), default="imagenet",
-                        help="(%(default)s)")
+                        help="the paper's own (%(default)s), 128 px, or 64 px for CPUs")
     parser.add_argument("--data", nargs="+", metavar="DIR", help="training images: folders or shards")
     parser.add_argument("--val", nargs="+", metavar="DIR", help="validation images: folders or shards")
     parser.add_argument("--coco", nargs="+", metavar="FILE",
                         help="for detectors: annotations in COCO's format, and perhaps the folder of their images")
     parser.add_argument("--coco-val", nargs="+", metavar="FILE", help="the same for validation")
     parser.add_argument("--out", default="runs/reproduce", metavar="DIR", help="for runs and tables (%(default)s)")
-    parser.add_argument("--max-time", metavar="TIME", help="stop after this time in total: HH:MM:SS or minutes")
+    parser.add_argument("--max-time", metavar="TIME", help="stop after this time in total, with a checkpoint: "
+                        "HH:MM:SS or minutes")
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at a time (%(default)s)")
     parser.add_argument("--seeds", type=positive, default=1, metavar="N",
                         help="train each row with the seeds 0 to N-1 (%(default)s)")
@@ -105,7 +106,8 @@ def _announce(table: Table, reproduction: Reproduction) -> None:
     plan = reproduction.plan
     states = [reproduction.state(stage) for stage in plan.stages.values()]
     done = sum(state in ("finished", "diverged") for state in states)
-    _say(f"{table.label} at the scale {plan.scale}: {len(plan.rows)} rows, {len(states)} runs, {done} of them done")
+    counts = [f"{count} {what}{'s' * (count > 1)}" for count, what in ((len(plan.rows), "row"), (len(states), "run"))]
+    _say(f"{table.label} at the scale {plan.scale}: {', '.join(counts)}, {done} done")
     for stage in plan.stages.values():
         if stage.key in reproduction.reasons:
             _say(f"left out: {stage.recipe.name} ({reproduction.reasons[stage.key][1]})")

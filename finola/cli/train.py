@@ -56,7 +56,8 @@ def add_options(parser: argparse.ArgumentParser, metavar: str = "DIR",
                         help="go on with the run in --out; from the start if it has no checkpoint yet")
     parser.add_argument("--allow-changes", action="store_true",
                         help="with --resume: accept another recipe, number of images or of processes")
-    parser.add_argument("--max-time", metavar="TIME", help="stop after this time: HH:MM:SS or minutes")
+    parser.add_argument("--max-time", metavar="TIME", help="train for this time, HH:MM:SS or minutes, then "
+                        "validate and write the results")
     parser.add_argument("--num-classes", type=positive, metavar="N",
                         help="the number of classes in --data, where a classifier or detector in the weights has"
                              " others: its last layer starts anew")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from finola.data.crops import Augment
     from finola.data.datasets import Concat, ImageFolder, check_same_classes
     from finola.data.examples import example_images
-    from finola.data.images import center_crop, decode_image, resize_shorter, to_tensor
+    from finola.data.images import center_crop, decode_image, load_square, resize_shorter, to_tensor
     from finola.data.in_memory import ResidentImages, ResidentLoader
     from finola.data.loader import Batches, build_loader
     from finola.data.shards import Shards, open_data
@@ -28,6 +28,7 @@ __all__ = [
     "check_same_classes",
     "decode_image",
     "example_images",
+    "load_square",
     "open_data",
     "resize_shorter",
     "to_image",
@@ -38,7 +39,8 @@ HOMES = {  # name -> the module that has it, imported on first use: the command 
     "Augment": "finola.data.crops",
     **dict.fromkeys(("Concat", "ImageFolder", "check_same_classes"), "finola.data.datasets"),
     "example_images": "finola.data.examples",
-    **dict.fromkeys(("center_crop", "decode_image", "resize_shorter", "to_tensor"), "finola.data.images"),
+    **dict.fromkeys(("center_crop", "decode_image", "load_square", "resize_shorter", "to_tensor"),
+                    "finola.data.images"),
     **dict.fromkeys(("ResidentImages", "ResidentLoader"), "finola.data.in_memory"),
     **dict.fromkeys(("Batches", "build_loader"), "finola.data.loader"),
     **dict.fromkeys(("Shards", "open_data"), "finola.data.shards"),

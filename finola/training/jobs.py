@@ -29,6 +29,7 @@ class Job:
 
     def __init__(self, request: dict[str, Any], log: Path, threads: int):
         self.log = log
+        self._read = log.stat().st_size if log.exists() else 0  # bytes of the log
         environment = {"OMP_NUM_THREADS": str(threads)} | dict(os.environ)
         with open(log, "ab") as file:
             self.process = subprocess.Popen(  # in its own session: Ctrl-C goes to this process alone
@@ -49,6 +50,16 @@ class Job:
 
     def wait(self) -> None:
         self.process.wait()
+
+    def new_lines(self) -> list[str]:
+        """What it has printed since this was last asked, in whole lines."""
+        with open(self.log, "rb") as file:
+            file.seek(self._read)
+            whole = file.read().rpartition(b"\n")[0]
+        if not whole:
+            return []
+        self._read += len(whole) + 1
+        return [line for line in whole.decode(errors="replace").splitlines() if line.strip()]
 
     @property
     def last_words(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from finola.files import atomic_write, write_json
 from finola.provenance import record
 from finola.training.reproduce import Reproduction, Stage
-from finola.training.tables import Row, Table
+from finola.training.tables import Row, Table, find_table
 
 MARKS = {"diverged": "did not converge", "failed": "failed", "left out": "left out", "stopped": "under way",
          "waiting": "not yet"}
@@ -110,7 +111,7 @@ def _paper(row: dict[str, Any], metric: str) -> str:
 def _cell(row: dict[str, Any], metric: str) -> str:
     ours = row["ours"].get(metric)
     if ours is None:
-        return ""
+        return "-"
     mark = MARKS.get(ours["state"], "")
     if ours["mean"] is None:
         return mark or "-"
@@ -154,9 +155,23 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def _with_earlier(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A report with the rows that only the one in `path` has, in the table's order."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        same = all(before[key] == found[key] for key in ("seeds", "overrides", "data"))
+        rows = {row["name"]: row for row in (*before["rows"], *found["rows"])}
+    except (OSError, ValueError, KeyError, TypeError):  # none, or not one of ours
+        return found
+    order = [row.name for row in find_table(found["table"]).rows]
+    return found | {"rows": sorted(rows.values(), key=lambda row: order.index(row["name"]))} if same else found
+
+
 def write(found: dict[str, Any], folder: Path) -> Path:
-    """TABLE-SCALE.json, .md and .png in `folder`; returns the path of the Markdown."""
+    """TABLE-SCALE.json, .md and .png in `folder`; returns the path of the Markdown. Rows of an earlier call by the same
+    settings, which this one was not asked for, stay."""
     stem = folder / f"{found['table'].partition(':')[2].replace(':', '-')}-{found['scale']}"
+    found = _with_earlier(found, stem.with_name(f"{stem.name}.json"))
     write_json(stem.with_name(f"{stem.name}.json"), found, indent=2)
     with atomic_write(stem.with_name(f"{stem.name}.md")) as path:
         path.write_text(markdown(found), encoding="utf-8")

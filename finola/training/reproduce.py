@@ -145,8 +145,9 @@ class Reproduction:
         """Why a run cannot be trained here."""
         train, val = self.data.of(stage.recipe)
         if train is None or val is None:
+            what = "train" if train is None else "validate"
             options = ("--coco", "--coco-val") if detects(stage.recipe) else ("--data", "--val")
-            return f"needs {options[0] if train is None else options[1]}"
+            return f"needs {options[0] if train is None else options[1]}, images to {what} on"
         needed = stage.recipe.model_config().needs
         packages = ["scipy", "faster_coco_eval"] if detects(stage.recipe) else [needed] if needed else []
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
@@ -209,40 +210,42 @@ class Reproduction:
         function ends the runs too, each with a checkpoint.
 
         Args:
-            say: takes a line for the user.
+            say: takes a line for the user: the runs' own, and what becomes of them.
             changed: called whenever a run has ended.
         """
         running: dict[str, Job] = {}
         try:
-            while True:
-                self._launch(running, jobs, deadline, say)
+            while time.monotonic() < deadline:
+                self._launch(running, jobs, say)
                 if not running:
                     return
-                while not (ended := [key for key, job in running.items() if job.poll() is not None]):
-                    time.sleep(POLL)
-                for key in ended:
-                    self._ended(self.plan.stages[key], running.pop(key), say)
-                    changed()
+                time.sleep(POLL)
+                for key, job in list(running.items()):
+                    code = job.poll()  # before its lines are read: none is missed
+                    for line in job.new_lines():
+                        say(f"  {line}")
+                    if code is not None:
+                        self._ended(self.plan.stages[key], running.pop(key), say)
+                        changed()
         finally:
             for job in running.values():
                 job.stop()
-            for job in running.values():
+            for key, job in running.items():
                 job.wait()
+                say(f"{self.plan.stages[key]}: stopped; the next call goes on with it")
 
-    def _launch(self, running: dict[str, Job], jobs: int, deadline: float, say: Callable[[str], None]) -> None:
+    def _launch(self, running: dict[str, Job], jobs: int, say: Callable[[str], None]) -> None:
         for stage in self.ready():
-            if len(running) >= jobs or time.monotonic() >= deadline:
+            if len(running) >= jobs:
                 return
             if stage.key not in running:
                 say(f"{stage}: {self.folder(stage)}")
-                running[stage.key] = self._start(stage, jobs, deadline)
+                running[stage.key] = self._start(stage, jobs)
 
-    def _start(self, stage: Stage, jobs: int, deadline: float) -> Job:
+    def _start(self, stage: Stage, jobs: int) -> Job:
         folder, (train, val) = self.folder(stage), self.data.of(stage.recipe)
         folder.parent.mkdir(parents=True, exist_ok=True)
         overrides = [*self.plan.overrides, "--seed", str(stage.recipe.seed)]
-        if deadline < math.inf:
-            overrides += ["--trainer.max_time", str(max((deadline - time.monotonic()) / 60, 0.01))]
         start = str(self.folder(stage.start) / "weights.safetensors") if stage.start else None
         request = {"recipe": stage.recipe.name, "overrides": overrides, "data": train, "val": val, "out": str(folder),
                    "start": start}
@@ -255,9 +258,11 @@ class Reproduction:
             self.reasons[stage.key] = ("failed", f"{how} ({job.log})")
             say(f"{stage}: failed: {how}; the rest goes on")
             return
-        words = {"diverged": "did not converge", "stopped": "stopped, the next call goes on with it"}
-        state = self.state(stage)
-        say(f"{stage}: {words.get(state, state)}")
+        state, result = self.state(stage), self.result(stage)
+        ending = {"diverged": "did not converge", "stopped": "stopped; the next call goes on with it"}.get(state, state)
+        hours = f", {result['seconds'] / 3600:.2f} hours" if result else ""
+        left = sum(self.state(other) in ("stopped", "waiting") for other in self.plan.stages.values())
+        say(f"{stage}: {ending}{hours}; {left} to go")
 
 
 @contextmanager

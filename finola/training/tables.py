@@ -167,7 +167,8 @@ def find_table(label: str) -> Table:
     """
     known = {name: table for table in tables() for name in (table.label.partition(":")[2], table.label)}
     if label not in known:
-        raise RecipeError(f"{label}: no such table{near(label, known) or ';'} `finola reproduce --list` lists them all")
+        names = [name for name in known if (":" in name) == (":" in label)]
+        raise RecipeError(f"{label}: no such table{near(label, names) or ';'} `finola reproduce --list` lists them all")
     return known[label]
 
 

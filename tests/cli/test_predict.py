@@ -80,7 +80,11 @@ def test_a_folder_for_charts_that_cannot_be_one(pictures, weights, capsys):
     assert good.read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [[], ["--weights", "w", "--top", "0"], ["--weights", "w", "--batch-size", "x"]])
+def test_no_classifier_comes_along(capsys):
+    assert "--weights is missing; no classifier and no detector comes along: finola probe" in fails(capsys, 2, "a.jpg")
+
+
+@pytest.mark.parametrize("options", [["--weights", "w", "--top", "0"], ["--weights", "w", "--batch-size", "x"]])
 def test_wrong_usage(capsys, options):
     with pytest.raises(SystemExit) as exit:
         cli.main(["predict", "photo.jpg", *options])

@@ -48,7 +48,7 @@ def test_a_row_to_its_end_and_once_more(images, tmp_path):
     before = finished(tmp_path / "out")
     process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", "--json", *LONG)
     again, errors = process.communicate(timeout=120)
-    assert "1 runs, 1 of them done" in errors and json.loads(again)["rows"] == found["rows"]
+    assert "1 row, 1 run, 1 done" in errors and json.loads(again)["rows"] == found["rows"]
     assert finished(tmp_path / "out") == before
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from finola.cli.main import main
 from finola.errors import DataError, RecipeError
 from finola.training import tables
+from finola.training.jobs import Job
 from finola.training.report import cells, markdown, report, write
 from finola.training.reproduce import Data, Plan, Reproduction, choose, opened
 
@@ -61,7 +62,8 @@ def test_detectors_take_their_own_data():
 def test_what_lacks_data_or_a_package_is_left_out_and_the_rest_goes_on(tmp_path, monkeypatch):
     found = Reproduction(plan("finola-mocov2", "masked_b_w720", "moco_w720"), Data(["train"], ["val"]), tmp_path)
     left_out = {found.plan.stages[key].recipe.name: reason for key, (_, reason) in found.reasons.items()}
-    assert set(left_out.values()) == {"needs --coco"} and all(name.startswith("coco128/") for name in left_out)
+    assert set(left_out.values()) == {"needs --coco, images to train on"}
+    assert all(name.startswith("coco128/") for name in left_out)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lightly" else object())
     found = Reproduction(plan("finola-mocov2", "masked_b_w720", "moco_w720"), HERE, tmp_path)
     reasons = {reason for _, reason in found.reasons.values()}
@@ -159,3 +161,45 @@ def test_a_run_that_waits_says_what_for(tmp_path):
     assert {metric: ours["state"] for metric, ours in row["ours"].items()} == dict.fromkeys(row["ours"], "diverged")
     assert cells({"rows": [row]})[1][3] == "did not converge"
     assert not list(found.ready())
+
+
+def test_rows_of_an_earlier_call_stay(tmp_path):
+    first, second = (row.name for row in tables.find_table("resolution").rows[:2])
+
+    def rows(name: str, *overrides: str) -> list[str]:
+        reproduction = Reproduction(plan("resolution", name, overrides=overrides), HERE, tmp_path)
+        path = write(report(tables.find_table("resolution"), reproduction), tmp_path)
+        return [row["name"] for row in json.loads(path.with_suffix(".json").read_text())["rows"]]
+
+    assert rows(second) == [second]
+    assert rows(first) == [first, second]  # in the table's order
+    assert rows(first, "--optim.epochs", "2") == [first]  # other settings make another table
+
+
+def test_a_log_is_read_in_whole_lines(tmp_path):
+    log = tmp_path / "run.log"
+    log.write_text("of an earlier call\n")
+    request = {"recipe": "no/such", "overrides": [], "data": [], "val": [], "out": str(tmp_path / "run"), "start": None}
+    job = Job(request, log, threads=1)
+    job.wait()
+    (line,) = job.new_lines()
+    assert "no/such: no such recipe" in line and job.new_lines() == []
+    with open(log, "a") as file:
+        file.write("epoch 1\nepo")
+        file.flush()
+        assert job.new_lines() == ["epoch 1"]
+        file.write("ch 2\n")
+    assert job.new_lines() == ["epoch 2"]
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "COMMAND"), (["recontsruct"], "recontsruct: no such command; did you mean reconstruct"),
+    (["reproduce", "resolutions"], "did you mean resolution or ablation?"),
+    (["reproduce", "resolution", "--data", "a", "--val", "b", "--max-time", "0"], "--max-time: got '0', expected"),
+], ids=str)
+def test_wrong_words(words, message, capsys):
+    try:
+        code = main(words)
+    except SystemExit as error:
+        code = error.code
+    assert code == 2 and message in capsys.readouterr().err

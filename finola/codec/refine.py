@@ -1,8 +1,12 @@
-"""Gradient descent on the q of an image's tiles against the image itself, through the quantiser, before coding.
+"""Refinement of the q of an image's tiles against the image itself, before coding.
 
 What is made small is D + λ R for each tile: its squared error and, where symbols are entropy coded, the bits they
 are expected to take. λ is what a bit is worth with the steps in use: a step Δ leaves an error of Δ² / 12 in
 proportion to 2^(-2 bits), of which the slope is 2 ln 2 Δ² / 12.
+
+Gradient descent goes through rounding by stochastic Gumbel annealing (Yang, Bamler and Mandt, "Improving Inference for
+Neural Image Compression", 2020): each number is one of the two symbols beside it, more likely the nearer, as a
+Gumbel-softmax whose temperature falls.
 """
 
 from __future__ import annotations
@@ -20,40 +24,55 @@ from finola.codec.quantiser import Quantiser
 from finola.inference.tiles import resize
 from finola.models.autoencoder import FinolaAutoencoder
 
-RATE = 0.3  # of Adam at first, in quantisation steps; it falls to zero along half a cosine
+RATE = 0.1  # of Adam at first, in quantisation steps; it falls to zero along half a cosine
+HOTTEST, COLDEST = 0.5, 0.1  # temperatures, from the first step to the last
 
 
 def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quantiser, q: Tensor, x: Tensor,
            steps: int, coded: bool) -> Tensor:
     """Symbols (B, C) of which each tile's D + λ R is at most that of q's own symbols.
 
-    The image is made from the quantised positions; the gradient is taken as if they were not (straight-through).
-
     Args:
         q: (B, C) as encoded. x: (B, 3, side, side) the tiles at their own size, in [0, 1].
         steps: of Adam.
         coded: the symbols will be entropy coded; otherwise R plays no part.
     """
-    size = torch.from_numpy(quantiser.steps).to(q.device).float()
     bits = ExpectedBits(calibration, q.device)
     price = bit_price(calibration, quantiser, x[0].numel()) if coded else 0.0
-    scaled = (calibration.positions(q) / size).requires_grad_()  # (B, C) in quantisation steps
-    optimiser = torch.optim.Adam([scaled], lr=RATE, betas=(0.9, 0.99))
-    best, least = quantiser.symbols(scaled.detach() * size), torch.full((len(q),), torch.inf, device=q.device)
+
+    def cost(symbols: Tensor) -> Tensor:
+        """Symbols (B, C), real -> D + λ R (B,)."""
+        positions = quantiser.positions(symbols)
+        error = (decode_tiles(model, calibration.vectors(positions), x.shape[-1]) - x).square().flatten(1).sum(1)
+        return error + price * bits(positions) if price else error
+
+    last = torch.from_numpy(quantiser.levels - 1).to(q.device)
+    places = quantiser.places(calibration.positions(q)).requires_grad_()  # (B, C)
+    own = quantiser.symbols(quantiser.positions(places.detach()))
+    optimiser = torch.optim.Adam([places], lr=RATE, betas=(0.9, 0.99))
+    generator = torch.Generator(q.device).manual_seed(0)  # the same image becomes the same stream
     with frozen(model):
-        for i in range(steps + 1):
-            symbols = quantiser.symbols(scaled.detach() * size)
-            positions = scaled * size
-            seen = positions + (quantiser.centres(symbols) - positions).detach()
-            error = (decode_tiles(model, calibration.vectors(seen), x.shape[-1]) - x).square().flatten(1).sum(1)
-            cost = error + price * bits(seen) if price else error  # (B,)
-            better = cost.detach() < least
-            best, least = torch.where(better[:, None], symbols, best), torch.where(better, cost.detach(), least)
-            if i < steps:
-                optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * i / steps)) / 2
-                (scaled.grad,) = torch.autograd.grad(cost.sum(), scaled)
-                optimiser.step()
-    return best
+        for i in range(steps):
+            temperature = HOTTEST * (COLDEST / HOTTEST) ** (i / max(steps - 1, 1))
+            optimiser.param_groups[0]["lr"] = RATE * (1 + math.cos(math.pi * i / steps)) / 2
+            total = cost(between(places, last, temperature, generator)).sum()
+            (places.grad,) = torch.autograd.grad(total, places)
+            optimiser.step()
+    refined = quantiser.symbols(quantiser.positions(places.detach()))
+    with torch.no_grad():
+        better = cost(refined) < cost(own)
+    return torch.where(better[:, None], refined, own)
+
+
+def between(places: Tensor, last: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    """For each place (B, C) a random one between the two symbols beside it, of 0 ... `last` (C): the lower the
+    temperature, the nearer to one of them, and the more often to the nearer."""
+    low = torch.minimum(places.detach().floor().clamp_min(0), last - 1)
+    share = (places - low).clamp(1e-5, 1 - 1e-5)  # of the way to the next symbol
+    logits = torch.stack([-torch.atanh(share), -torch.atanh(1 - share)]) / temperature
+    uniform = torch.rand(logits.shape, generator=generator, device=places.device).clamp(1e-9, 1 - 1e-7)
+    weights = ((logits - torch.log(-torch.log(uniform))) / temperature).softmax(0)
+    return low + weights[1]
 
 
 def decode_tiles(model: FinolaAutoencoder, q: Tensor, side: int) -> Tensor:

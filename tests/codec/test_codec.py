@@ -21,6 +21,7 @@ from finola.codec.codec import choose_mode, choose_side, read_symbols
 from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
+from finola.codec.refine import between
 from finola.codec.refine import decode_tiles as paint
 from finola.data.examples import example_images
 from finola.data.images import upright_rgb
@@ -155,6 +156,26 @@ def test_refinement_is_never_farther_and_comes_nearer(codec):
             errors[name] = (paint(codec.model, q, SIZE) - x).square().flatten(1).mean(1)
     assert (errors["refined"] <= errors["plain"] + 1e-6).all()
     assert errors["refined"].sum() < errors["plain"].sum()
+
+
+@pytest.mark.parametrize("quantiser", [Quantiser.from_bits(3, np.full(4, 30)), Quantiser.from_steps(np.full(4, 31))])
+def test_places_are_symbols_and_what_lies_between(quantiser):
+    symbols = torch.arange(int(quantiser.levels[0]))[:, None].expand(-1, 4)
+    centres = quantiser.centres(symbols)
+    assert torch.equal(quantiser.places(centres), symbols.float())
+    assert torch.equal(quantiser.positions(symbols), centres)
+    assert torch.equal(quantiser.symbols(quantiser.positions(symbols + 0.49)), symbols)
+
+
+def test_annealing_ends_at_the_nearer_symbol_and_stays_inside():
+    places = torch.tensor([[-3.0, 0.2, 1.5, 6.9, 9.0]]).expand(4000, 5)
+    generator = torch.Generator().manual_seed(0)
+    last = torch.tensor(7)
+    hot, cold = (between(places, last, t, generator) for t in (0.5, 0.02))
+    assert hot.min() >= 0 and hot.max() <= 7
+    torch.testing.assert_close(cold.mean(0), torch.tensor([0.0, 0.0, 1.5, 7.0, 7.0]), atol=0.05, rtol=0)
+    assert ((cold - cold.round()).abs() < 0.01).float().mean() > 0.97  # one or the other
+    assert 1.2 < hot[:, 2].mean() < 1.8 and hot[:, 2].std() > 0.2
 
 
 # --- quantiser ---------------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def test_the_command_writes_panels_and_prints_psnr(pictures, weights, tmp_path, 
     code, printed, errors = run(capsys, *words, *(["--tile"] if tile else []))
     assert (code, errors) == (0, [])
     lines = printed.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == (5 if tile else 6) and ("--tile" in lines[-1]) != tile
     scores = [float(line.split(": ")[1].split(" dB")[0]) for line in lines[:4]]
     assert f"panels in {out}" in lines[4]
     assert float(lines[4].split(": ")[1].split(" dB")[0]) == pytest.approx(np.mean(scores), abs=0.011)

@@ -61,9 +61,11 @@ def test_equals_the_literal_recursion_with_gradients(path, norm, size, data):
         assert_same([z, *gradients(z, inputs)], [expected, *expected_gradients])
 
 
-@pytest.mark.parametrize("channels", [96, FEW_CHANNELS])  # rows, and channels, one after the other in memory
+@pytest.mark.parametrize("channels", [96, FEW_CHANNELS])
+@pytest.mark.parametrize("amx", [False, True])  # without it, many channels lie one after the other in memory
 @pytest.mark.parametrize("size", [(4, 4), (1, 3), (20, 3)])
-def test_fp32_is_close_to_fp64_with_gradients(channels, size):
+def test_fp32_is_close_to_fp64_with_gradients(channels, amx, size, monkeypatch):
+    monkeypatch.setattr("finola.kernels.batched.cpu_has", lambda feature: amx)
     q, weights = problem(size, channels)
     results = []
     for dtype in (torch.float32, torch.float64):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from finola.errors import RecipeError
+from finola.kernels.cpu import cpu_has
 
 
 def has_bf16_units() -> bool:
     """Whether this CPU multiplies bf16 in units of its own (AMX, AVX-512 BF16, Arm BF16)."""
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # newer torch
-    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return cpu_has("avx512_bf16", "amx_bf16", "bf16")
 
 
 def precision(device: torch.device, fast: bool) -> torch.autocast:

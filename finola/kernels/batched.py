@@ -10,7 +10,8 @@ g = dL/dz, and keeps g in the product's dtype too, so that a matrix's gradient i
     O[k] = g;    D = O[k] A;    g += rstd[k] (D - mean D - N[k] mean(D N[k])) + dL/dmap of line k;    dA = Σ O[k]ᵀ N[k]
 
 Legend: B images, C channels, H, W map; n directions of a sweep, K its steps; L positions of a line. Rows of a
-product are ordered (L, B). On a CPU many channels lie one after the other in memory (`_empty`): products are faster so.
+product are ordered (L, B). On a CPU many channels lie one after the other in memory (`_empty`): products are faster so,
+but on those with AMX, where the norm and the map's lines are what is faster, in rows.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from finola.kernels.cpu import cpu_has
 from finola.kernels.grid import state_dtype
 from finola.kernels.plan import HORIZONTAL, VERTICAL, Directions, Plan
 from finola.kernels.rows import add_lines, normalise_rows, ungrow_rows, write_lines
 
 FEW_CHANNELS = 256  # with fewer, a step on a CPU takes less time than Python needs to start it
+AMX = "amx_tile"
 PIECES = 4  # a long sweep's weight gradient is formed in as many products at most, to keep fewer O[k] at a time
 CPU_ROWS, CUDA_ROWS = 384, 16384  # that a product for a weight gradient has at least, where the sweep has as many
 
@@ -238,8 +241,8 @@ def _empty_kept(shape: Sequence[int], count: int, like: Tensor, dtype: torch.dty
 
 
 def _empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(n, L, B, C), unwritten: channel after channel on a CPU, if there are many, else row after row."""
+    """(n, L, B, C), unwritten: channel after channel on a CPU without AMX, if there are many, else row after row."""
     n, length, batch, channels = shape
-    if device.type == "cuda" or channels < FEW_CHANNELS:
+    if device.type == "cuda" or channels < FEW_CHANNELS or cpu_has(AMX):
         return torch.empty(n, length, batch, channels, dtype=dtype, device=device)
     return torch.empty(n, channels, length, batch, dtype=dtype, device=device).permute(0, 2, 3, 1)

@@ -16,6 +16,7 @@ def test_lockstep_sweeps_equal_the_separate_ones_in_any_layout(size, path, norma
     q, matrices = random_law(7, batch=3)
     origin = size[0] // 3, size[1] // 3
     results = []
+    monkeypatch.setattr(batched, "cpu_has", lambda feature: False)
     for lockstep, few in ((False, 0), (True, 0), (False, 256), (True, 256)):
         monkeypatch.setattr(batched, "FEW_CHANNELS", few)  # channels lie one after the other if there are as many
         plan = Plan(size, origin, path, normalised, 1e-5, torch.float64, lockstep)

@@ -258,8 +258,7 @@ def first_stages() -> list[str]:
                        result["paper"].items())
     command = (f"python benchmarks/first_stages.py --data imagenet1k-sample --limit 100 --turns {result['turns']} "
                "--out results/first_stages_cpu.json")
-    return [*lines, "", f"`{command}`; medians of {result['turns']} turns; {made_by(result)}. Other work ran on the "
-            "same cores: the ratios are of the same turns, the milliseconds no measure of the machine.", "",
+    return [*lines, "", f"`{command}`; medians of {result['turns']} turns; {made_by(result)}.", "",
             f"The paper's table (a) prints: {shapes}. Its 19.9 is what arXiv:2112.10752 gives for VQGAN f16 (rFID "
             "4.98), whose codes are 16x16 indices of vectors of 256 numbers. Its 24.1 is the row *KL f16, d=16* of "
             "CompVis/latent-diffusion (24.08 dB), not Stable Diffusion's KL f8 (24.19 dB): a latent of 16x16x16 = "

@@ -21,8 +21,9 @@ from typing import Any
 
 import yaml
 
+from finola.analysis import law
 from finola.files import atomic_write
-from finola.training.report import cells
+from finola.training.report import cells, markdown_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "evidence"
@@ -110,19 +111,13 @@ def table(found: dict[str, Any]) -> str:
     if "table" in found:  # of finola reproduce
         rows, what = cells(found), f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
     else:  # of finola inspect law, and of benchmarks/plain_autoencoder.py
-        rows, what = law(found), f"{found['images'][0]} images fitted, {found['images'][1]} judged"
-    lines = ["| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
+        rows, what = _law(found), f"{found['images'][0]} images fitted, {found['images'][1]} judged"
     made_by = [what, found["hardware"], f"torch {found['torch']}", f"commit {(found.get('commit') or 'unknown')[:7]}"]
-    return "\n".join([*lines, "", ", ".join(made_by) + "."])
+    return "\n".join([*markdown_table(rows), "", ", ".join(made_by) + "."])
 
 
-def law(found: dict[str, Any]) -> list[list[str]]:
-    rows = [["maps", "A n(z)", "A n(z), shuffled", "M z + b", "M z + b, shuffled", "grown, 1 step", "grown, farthest"]]
-    for row in found["maps"]:
-        values = [row[kind]["explained"][name] for name in ("norm+linear", "affine") for kind in ("maps", "shuffled")]
-        grown = row["maps"]["by_distance"]["grown"]
-        rows.append([row["name"], *(f"{value:.2f}" for value in (*values, grown[1], grown[-1]))])
-    return rows
+def _law(found: dict[str, Any]) -> list[list[str]]:
+    return [["maps", *law.HEAD], *([row["name"], *law.cells(row)] for row in found["maps"])]
 
 
 if __name__ == "__main__":

@@ -10,18 +10,16 @@ are written.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from finola.analysis.law import measure_law, plot_law
+from finola.analysis.law import as_record, measure_law, plot_law
 from finola.cli.inspect.results import write_results
 from finola.cli.options import open_limited
 from finola.data import Batches, ResidentImages, ResidentLoader, open_data
-from finola.data.images import shorter_side
 from finola.evaluation.metrics import psnr
 from finola.models.decoder import ConvDecoder
 from finola.models.encoders import create_encoder
@@ -71,11 +69,10 @@ def train(model: PlainAutoencoder, paths: list[str], epochs: int) -> None:
                 bar.set_postfix(psnr=f"{psnr(x_hat.detach(), x).mean():.2f}")
 
 
-def squares(paths: list[str], limit: int | None) -> tuple[int, Iterator[Tensor]]:
-    """How many centre squares, and batches of them."""
-    images = ResidentImages(open_limited(paths, limit), shorter_side(SIZE, 1.0), skip_bad=True)
-    loader = ResidentLoader(images, Batches(BATCH, train=False), image_size=SIZE)
-    return len(images), (batch["image"] for batch in loader)
+def squares(paths: list[str], limit: int | None) -> ResidentLoader:
+    """Batches of centre squares, as often as they are asked for."""
+    images = ResidentImages(open_limited(paths, limit), SIZE, skip_bad=True)
+    return ResidentLoader(images, Batches(BATCH, train=False), image_size=SIZE)
 
 
 def main() -> None:
@@ -91,18 +88,17 @@ def main() -> None:
     model = PlainAutoencoder().to(memory_format=torch.channels_last)
     train(model.train(), args.data, args.epochs)
     model.eval()
-    (fitted, train_images), (judged, val_images) = squares(args.data, args.limit), squares(args.val, args.limit)
-    measured = measure_law({"map of a plain autoencoder": model.map}, train_images, val_images)
+    fitted, judged = squares(args.data, args.limit), squares(args.val, args.limit)
+    measured = measure_law({"map of a plain autoencoder": model.map}, *(
+        (batch["image"] for batch in loader) for loader in (fitted, judged)))
     with torch.no_grad():
-        scores = torch.cat([psnr(model(x), x) for x in squares(args.val, args.limit)[1]])
-    numbers = {name: {kind: {"explained": found.explained(), "by_distance": found.by_distance()}
-                      for kind, found in kinds.items()} for name, kinds in measured.items()}
+        scores = torch.cat([psnr(model(batch["image"]), batch["image"]) for batch in judged])
     result = record(torch.device("cpu"), {
-        "data": args.data, "val": args.val, "images": [fitted, judged], "image_size": SIZE, "epochs": args.epochs,
-        "psnr": scores.mean().item(), "maps": [{"name": name, **kinds} for name, kinds in numbers.items()]})
+        "data": args.data, "val": args.val, "images": [len(fitted.images), len(judged.images)], "image_size": SIZE,
+        "epochs": args.epochs, "psnr": scores.mean().item(), "maps": as_record(measured)})
     args.out.mkdir(parents=True, exist_ok=True)
     write_results(args.out, "law", result, {"law": plot_law(measured)})
-    print(f"{scores.mean():.2f} dB; {numbers}")
+    print(f"{scores.mean():.2f} dB; {args.out}/law.json")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -144,6 +145,9 @@ class Scores:
         return {"grown": (1 - self.grown["error"] / spread).tolist(),
                 "standing": (1 - self.grown["standing"] / spread).tolist()}
 
+    def as_dict(self) -> dict[str, Any]:
+        return {"explained": self.explained(), "by_distance": self.by_distance()}
+
 
 def shuffled(z: Tensor, seed: int = 0) -> Tensor:
     """z (B, C, H, W) with each image's positions in an order of its own."""
@@ -180,6 +184,22 @@ def _add_maps(sums: Mapping[tuple[str, str], LeastSquares] | Mapping[tuple[str, 
 
 
 KINDS: dict[str, Callable[[Tensor], Tensor]] = {"maps": lambda z: z, "shuffled": shuffled}
+
+
+HEAD = ["A n(z)", "shuffled", "M z + b", "shuffled", "grown, 1 step", "farthest"]
+
+
+def as_record(measured: Mapping[str, Mapping[str, Scores]]) -> list[dict[str, Any]]:
+    """What results keep of each source: its name, and "maps" and "shuffled" as `Scores.as_dict`."""
+    return [{"name": name, **{kind: scores.as_dict() for kind, scores in kinds.items()}}
+            for name, kinds in measured.items()]
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A source of `as_record` under `HEAD`."""
+    values = [row[kind]["explained"][law] for law in LAWS for kind in KINDS]
+    grown = row["maps"]["by_distance"]["grown"]
+    return ["-" if value is None else f"{value:.2f}" for value in (*values, grown[1], grown[-1])]
 
 
 def plot_law(measured: Mapping[str, Mapping[str, Scores]]) -> Image.Image:

@@ -161,13 +161,23 @@ def choose_mode(bits: int | None, quality: int | None, entropy: bool) -> Mode:
     if bits is not None or not entropy or quality not in QUALITIES:
         raise RecipeError(f"quality: got {quality} with bits={bits} and entropy={entropy}; expected 1 to 100, or bits "
                           "in its place, which alone can do without entropy coding")
-    return Mode(None, round(LEVEL_AT_50 + 0.6 * (quality - 50)), True)
+    return Mode(None, level_of(quality), True)
+
+
+def level_of(quality: float) -> int:
+    """The quantiser's level at a quality."""
+    return round(LEVEL_AT_50 + 0.6 * (quality - 50))
+
+
+def side_of(quality: float) -> float:
+    """Pixels of a tile at a quality, where the image does not matter."""
+    return SIDE_AT_50 * 2 ** ((50 - quality) / 25)
 
 
 def choose_side(quality: int | None, width: int, height: int) -> int:
-    """Pixels of a tile at a quality: near SIDE_AT_50 · 2^((50 - quality) / 25), and such that the tiles reach little
+    """Pixels of a tile at a quality: near `side_of` it, and such that the tiles reach little
     beyond this image, since what they share is paid twice."""
-    middle = SIDE_AT_50 * 2 ** ((50 - (DEFAULT_QUALITY if quality is None else quality)) / 25)
+    middle = side_of(DEFAULT_QUALITY if quality is None else quality)
     sides = range(max(SIDES.start, round(0.8 * middle)), round(1.25 * middle) + 1)
 
     def cost(side: int) -> float:

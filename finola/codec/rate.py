@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from finola.codec.calibration import Calibration
-from finola.codec.codec import LEVEL_AT_50, SIDE_AT_50
+from finola.codec.codec import level_of, side_of
 from finola.codec.quantiser import Quantiser
 from finola.codec.refine import ExpectedBits, bit_price
 from finola.inference.tiles import resize
@@ -49,12 +49,11 @@ class TileCost:
         place of its own."""
         size = x.shape[-1]
         quality = torch.empty(()).uniform_(*QUALITIES).item()
-        side = min(round(SIDE_AT_50 * 2 ** ((50 - quality) / 25)), size)
+        side = min(round(side_of(quality)), size)
         corners = torch.randint(size - side + 1, (len(x), 2)).tolist()
         pixels = torch.stack([image[:, top : top + side, left : left + side]
                               for image, (top, left) in zip(x, corners, strict=True)])
-        level = round(LEVEL_AT_50 + 0.6 * (quality - 50))
-        return Tiles(pixels, resize(pixels, size), self.calibration.quantiser(level=level))
+        return Tiles(pixels, resize(pixels, size), self.calibration.quantiser(level=level_of(quality)))
 
     def quantise(self, q: Tensor, quantiser: Quantiser) -> tuple[Tensor, Tensor]:
         """q (B, C) -> q with noise in place of rounding, and the bits (B,) that it is expected to take."""

@@ -47,8 +47,9 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
         return error + price * bits(positions) if price else error
 
     last = torch.from_numpy(quantiser.levels - 1).to(q.device)
-    places = quantiser.places(calibration.positions(q)).requires_grad_()  # (B, C)
-    own = quantiser.symbols(quantiser.positions(places.detach()))
+    positions = calibration.positions(q)
+    own = quantiser.symbols(positions)
+    places = quantiser.places(positions).requires_grad_()  # (B, C)
     optimiser = torch.optim.Adam([places], lr=RATE, betas=(0.9, 0.99))
     generator = torch.Generator(q.device).manual_seed(0)  # the same image becomes the same stream
     with frozen(model):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from finola.errors import RecipeError
@@ -13,12 +15,14 @@ def has_bf16_units() -> bool:
     return cpu_has("avx512_bf16", "amx_bf16", "bf16")
 
 
-def precision(device: torch.device, fast: bool) -> torch.autocast:
-    """Within it products and convolutions run in bf16 if they are to be fast.
+def precision(device: torch.device, fast: bool) -> AbstractContextManager:
+    """Within it products and convolutions run in bf16 if they are to be fast; else nothing changes.
 
     Raises:
         RecipeError: fast, on a device that has no units for bf16.
     """
-    if fast and not (torch.cuda.is_bf16_supported() if device.type == "cuda" else has_bf16_units()):
+    if not fast:
+        return nullcontext()
+    if not (torch.cuda.is_bf16_supported() if device.type == "cuda" else has_bf16_units()):
         raise RecipeError(f"fast: this {device.type} has no units for bf16; leave it out")
-    return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+    return torch.autocast(device.type, torch.bfloat16)

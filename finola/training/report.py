@@ -120,15 +120,19 @@ def _cell(row: dict[str, Any], metric: str) -> str:
     return f"{ours['mean']:.2f}{spread}{count}"
 
 
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    """The lines of a table whose first row is its head."""
+    return ["| " + " | ".join(row) + " |" for row in (rows[0], ["---"] * len(rows[0]), *rows[1:])]
+
+
 def markdown(found: dict[str, Any]) -> str:
-    head, *rows = cells(found)
     seeds = "1 seed" if found["seeds"] == 1 else f"{found['seeds']} seeds, mean ± standard deviation"
     changed = f" with {' '.join(found['overrides'])}" if found["overrides"] else ""
     hardware = sorted({name for row in found["rows"] for name in row["hardware"]})
     lines = [f"# {found['title']} ({found['table']})", "",
              f"paper: ImageNet and COCO at full scale; ours: at the scale {found['scale']}{changed}, {seeds}"
              + (f", on {', '.join(hardware)}." if hardware else "."), ""]
-    lines += ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
+    lines += markdown_table(cells(found))
     problems = [f"- {row['title']}: {problem}" for row in found["rows"] for problem in row["problems"]]
     return "\n".join(lines + ([""] + problems if problems else [])) + "\n"
 

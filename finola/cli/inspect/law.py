@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from finola.analysis.law import Maps, Scores
+    from finola.analysis.law import Maps
     from finola.models.base import ImageModel
 
 EXAMPLE = """examples:
@@ -60,7 +60,7 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> None:
-    from finola.analysis.law import measure_law, plot_law
+    from finola.analysis.law import as_record, measure_law, plot_law
     from finola.cli.measures import squares_of
     from finola.provenance import record
 
@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> None:
     result = record(device, {
         "data": args.data, "val": args.val, "images": [len(images) for images in sets], "image_size": size,
         "weights": [weights_identity(path, model.config) for path, model in models],
-        "maps": [{"name": name, **{kind: _numbers(scores) for kind, scores in kinds.items()}}
-                 for name, kinds in measured.items()]})
+        "maps": as_record(measured)})
     write_results(out, "law", result, {"law": plot_law(measured)})
     print(json.dumps(result) if args.json else _table(result, out))
 
@@ -130,18 +129,13 @@ def _patches(x: Tensor) -> Tensor:
     return F.pixel_unshuffle(x, 16)
 
 
-def _numbers(scores: Scores) -> dict:
-    return {"explained": scores.explained(), "by_distance": scores.by_distance()}
-
-
 def _table(result: dict, out: Path) -> str:
-    lines = [f"share of a step explained, {result['images'][0]} images fitted, {result['images'][1]} judged",
-             f"{'':44}{'A n(z)':>8}{'shuffled':>10}{'M z + b':>9}{'shuffled':>10}{'grown, 1 step':>15}{'farthest':>10}"]
-    for row in result["maps"]:
-        values = [row[kind]["explained"][law] for law in ("norm+linear", "affine") for kind in ("maps", "shuffled")]
-        grown = row["maps"]["by_distance"]["grown"]
-        cells = ["-" if value is None else f"{value:.2f}" for value in (*values, grown[1], grown[-1])]
-        lines.append(f"{row['name']:44}" + "".join(f"{cell:>{width}}" for cell, width in
-                                                   zip(cells, (8, 10, 9, 10, 15, 10), strict=True)))
+    from finola.analysis.law import HEAD, cells
+
+    widths = (8, 10, 9, 10, 15, 10)
+    rows = [("", HEAD), *((row["name"], cells(row)) for row in result["maps"])]
+    lines = [f"share of a step explained, {result['images'][0]} images fitted, {result['images'][1]} judged"]
+    lines += [f"{name:44}" + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+              for name, row in rows]
     return "\n".join([*lines, "grown: what a map grown from its middle by A explains of the spread about the mean",
                       f"law.png and law.json in {out}"])

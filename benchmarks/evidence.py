@@ -5,13 +5,15 @@
 
 benchmarks/evidence.yaml lists the claims: what the paper says, the commands, the verdict and why. Runs go into --out
 and are resumed there; what a command is asked to give is copied into results/evidence/, out of which the page is
-written.
+written. A command may name files by a pattern.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import selfsupervised
 import yaml
 
 from finola.analysis import law
@@ -59,7 +62,8 @@ def main() -> int:
 def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
     """The claim's commands, and what they gave copied; False where a command failed, which leaves out the rest."""
     for step in claim.get("runs", ()):
-        words = [word.format(data=args.data, val=args.val, out=args.out) for word in shlex.split(step["command"])]
+        words = [file for word in shlex.split(step["command"])
+                 for file in expand(word.format(data=args.data, val=args.val, out=args.out))]
         print("$", shlex.join(words), flush=True)
         program = ["-m", "finola.cli", *words[1:]] if words[0] == "finola" else [str(ROOT / words[1]), *words[2:]]
         if subprocess.run([sys.executable, *program], check=False).returncode:
@@ -68,6 +72,11 @@ def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
         for kept, source in step["keep"].items():
             shutil.copyfile(source.format(out=args.out), RESULTS / kept)
     return True
+
+
+def expand(word: str) -> list[str]:
+    """The files that a pattern names, or the word as it is."""
+    return (sorted(glob.glob(word)) or [word]) if "*" in word else [word]
 
 
 # --- the page ---
@@ -103,21 +112,66 @@ def shown(kept: str) -> str:
         return "Not run yet."
     if path.suffix == ".json":
         return table(json.loads(path.read_text()))
-    return f"![{path.stem}](../results/evidence/{kept})"
+    return f"![{path.stem}]({os.path.normpath(Path('..', 'results', 'evidence', kept))})"
 
 
 def table(found: dict[str, Any]) -> str:
     """A result as Markdown, by what it holds."""
-    if "table" in found:  # of finola reproduce
-        rows, what = cells(found), f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}"
-    else:  # of finola inspect law, and of benchmarks/plain_autoencoder.py
-        rows, what = _law(found), f"{found['images'][0]} images fitted, {found['images'][1]} judged"
+    what, rows = next(show(found) for key, show in TABLES.items() if key in found)
     made_by = [what, found["hardware"], f"torch {found['torch']}", f"commit {(found.get('commit') or 'unknown')[:7]}"]
     return "\n".join([*markdown_table(rows), "", ", ".join(made_by) + "."])
 
 
-def _law(found: dict[str, Any]) -> list[list[str]]:
-    return [["maps", *law.HEAD], *([row["name"], *law.cells(row)] for row in found["maps"])]
+def of_reproduce(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    return f"{found['seeds']} seed{'s' * (found['seeds'] > 1)}", cells(found)
+
+
+def of_methods(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """Of benchmarks/selfsupervised.py."""
+    return f"{found['epochs']} epochs of pre-training", selfsupervised.cells(found)
+
+
+def of_law(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """Of finola inspect law and benchmarks/plain_autoencoder.py."""
+    rows = [["maps", *law.HEAD], *([row["name"], *law.cells(row)] for row in found["maps"])]
+    return f"{found['images'][0]} images fitted, {found['images'][1]} judged", rows
+
+
+def of_curvature(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """The median over the images of some ranks, of z as it is and of z divided by its surfaces' deviation."""
+    ranks = (1, 8, 64)
+
+    def medians(rows: list[dict[str, Any]]) -> list[str]:
+        return [f"{row['median']:.2f}" for row in rows if row["rank"] in ranks]
+
+    head = ["model", "map", *(f"rank {rank}{how}" for how in ("", ", divided") for rank in ranks)]
+    rows = [[model["label"], " x ".join(map(str, model["map"]["shape"])), *medians(model["raw"]),
+             *medians(model["standardised"])] for model in found["models"]]
+    return f"{found['images']} images", [head, *rows]
+
+
+def of_embedding(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    mean, samples, mirror = found["mean"], found["samples"], found["mirror"]
+    half = next(row for row in found["mixtures"]["shares"] if row["share"] == 0.5)
+    rows = [
+        ["its mean is decoded to an image that differs from gray by",
+         f"{mean['deviation']['channels']:.1f} of 255 levels"],
+        ["and from one colour by", f"{mean['deviation']['pixels']:.1f} levels"],
+        *([f"{name}: correlation with the reconstruction, of values and of hues",
+           f"{row['values']:+.2f}, {row['hues']:+.2f}"]
+          for name, row in ((name, row["correlation_with_reconstruction"]) for name, row in mirror.items())),
+        ["neighbouring pixels differ, in samples", f"{samples['roughness']:.1f} levels"],
+        ["and in reconstructions", f"{samples['roughness_of_reconstructions']:.1f} levels"],
+        ["half of two vectors each, beside half of their two reconstructions each",
+         f"{half['psnr_to_mixed_reconstructions']:.2f} dB"],
+        *([f"{row['components']} principal components explain of the variance",
+           f"{100 * row['explained_variance']:.0f} %, {row['psnr']:.2f} dB"] for row in found["components"]["counts"]),
+    ]
+    return f"{mean['images']} images", [["of the space of q", "measured"], *rows]
+
+
+TABLES = {"table": of_reproduce, "methods": of_methods, "maps": of_law, "models": of_curvature,
+          "mixtures": of_embedding}
 
 
 if __name__ == "__main__":

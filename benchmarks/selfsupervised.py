@@ -1,132 +1,201 @@
-"""Pre-train by every method on the same budget, probe and fine-tune each encoder, and write the table.
+"""Pre-train by every method on one budget, probe and fine-tune each encoder, and write the table.
 
-    python benchmarks/selfsupervised.py results/selfsupervised_imagenette_64px \\
-        --data IMAGENETTE/train --val IMAGENETTE/val
+    python benchmarks/selfsupervised.py --data IMAGENETTE/train --val IMAGENETTE/val --epochs 30 --out runs/pretraining
+    python benchmarks/selfsupervised.py ... --methods "masked FINOLA-E" "masked FINOLA-B" --seeds 3
 
-The recipes are the Imagenette twins, scaled down further to what two CPU cores do in an hour: 64-px images, the
-smallest encoders, one transformer block in the decoders of masked FINOLA-B and of MAE, 12 epochs. Probes see centre
-squares, so that the frozen encoder's features are computed once. Runs lie in --runs; those that have finished are kept,
-one that was stopped is resumed, so several processes may share the work (--methods). RESULT.json holds every run's
-result.json, RESULT.md the table, RESULT.png the images of the pre-training.
+The recipes are the Imagenette twins, scaled down further to what a CPU core does in an hour: 64-px images, the smallest
+encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear and tran-1 probes see centre
+squares, so that the frozen encoder's features are computed once. Runs lie in OUT, one folder for each method and seed;
+those that have finished are kept, one that was stopped is resumed. OUT/pretraining.json holds the scores of all that
+have finished, of this call or an earlier one, OUT/pretraining.md the table, OUT/pretraining.png images.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
 
+from finola.cli.options import positive
 from finola.drawing import stack
 from finola.factory import create_model
 from finola.files import atomic_write, write_json
+from finola.provenance import record
+from finola.training.report import markdown_table, score
 from finola.weights import save_weights
 
-SMALL = ["--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96"]
-PRETRAIN = [*SMALL, "--optim.epochs", "12", "--optim.batch_size", "64", "--optim.warmup_epochs", "1",
-            "--trainer.val_every", "4", "--trainer.knn_every", "1"]
-ADAMW = ["--optim.base_lr", "4e-3"]
-BLOCK = ["--model.block_size", "2"]
-METHODS = {  # name -> recipe of pre-training, what changes in it, encoder for the probes
-    "untrained encoder": (None, [], "w720"),
-    "FINOLA": ("default", [*ADAMW, "--model.embed_dim", "512", "--model.map_size", "4",
-                           "--model.decoder_widths", "[128, 64, 32, 16, 16]"], "w720"),
-    "masked FINOLA-E": ("masked_e_w720", [*ADAMW, *BLOCK], "w720"),
-    "masked FINOLA-B": ("masked_b_w720", [*ADAMW, *BLOCK, "--model.decoder_depth", "1"], "w720"),
-    "masked FINOLA-B, 36 epochs": ("masked_b_w720", [*ADAMW, *BLOCK, "--model.decoder_depth", "1",
-                                                     "--optim.epochs", "36", "--trainer.val_every", "12"], "w720"),
-    "MoCo-v2": ("moco_w720", [], "w720"),
-    "MAE, ViT-tiny": ("mae_tiny", [*ADAMW, "--model.decoder_depth", "1"], "vit_tiny"),
-    "supervised from scratch": ("supervised_w720", ADAMW, None),
+
+@dataclass(frozen=True)
+class Method:
+    recipe: str | None  # of the pre-training; None: the encoder stays as it starts
+    changes: tuple[str, ...] = ()
+    encoder: str = "w720"
+    length: float = 1.0  # of its schedule, in --epochs
+
+
+SMALL = ("--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96")
+ADAMW = ("--optim.base_lr", "4e-3")
+MASKED = (*ADAMW, "--model.block_size", "2")
+B = (*MASKED, "--model.decoder_depth", "1")
+FINOLA = (*ADAMW, "--model.map_size", "4", "--model.decoder_widths", "[128, 64, 32, 16, 16]", "--model.embed_dim")
+METHODS = {
+    "untrained encoder": Method(None),
+    "FINOLA": Method("default", (*FINOLA, "512")),
+    "FINOLA, 64 numbers": Method("default", (*FINOLA, "64")),
+    "FINOLA, 128 numbers": Method("default", (*FINOLA, "128")),
+    "FINOLA, 256 numbers": Method("default", (*FINOLA, "256")),
+    "masked FINOLA-E": Method("masked_e_w720", MASKED),
+    "masked FINOLA-B": Method("masked_b_w720", B),
+    "masked FINOLA-B, a third of the epochs": Method("masked_b_w720", B, length=1 / 3),
+    "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
+    "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4")),
+    "MoCo-v2": Method("moco_w720"),
+    "MAE, ViT-tiny": Method("mae_tiny", (*ADAMW, "--model.decoder_depth", "1"), "vit_tiny"),
+    "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
+    "supervised": Method("supervised_w720", ADAMW),
 }
-FIXED = [*SMALL, "--data.augment", "false", "--optim.batch_size", "512"]
-EVALUATIONS = {  # column -> command, recipe, what changes in it, the weights it starts from
-    "lin": ("probe", "lin_{}", [*FIXED, "--optim.epochs", "60"], "pretraining"),
-    "tran-1": ("probe", "tran1_{}", [*FIXED, "--data.policy", "null", "--optim.epochs", "20",
-                                     "--optim.batch_size", "256", "--optim.warmup_epochs", "1"], "pretraining"),
-    "tran-1-ft": ("finetune", "tran1_ft_{}", [*SMALL, "--optim.epochs", "4", "--optim.batch_size", "64",
-                                              "--optim.base_lr", "2e-3", "--optim.warmup_epochs", "1"], "tran-1"),
+FIXED = (*SMALL, "--data.augment", "false", "--optim.batch_size", "512")
+SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weights it starts from
+    "lin": ("probe", "lin_{}", (*FIXED, "--optim.epochs", "60"), "pretraining"),
+    "tran1": ("probe", "tran1_{}", (*FIXED, "--data.policy", "null", "--optim.epochs", "20", "--optim.batch_size",
+                                    "256", "--optim.warmup_epochs", "1"), "pretraining"),
+    "tran1_ft": ("finetune", "tran1_ft_{}", (*SMALL, "--optim.epochs", "10", "--optim.batch_size", "64",
+                                             "--optim.base_lr", "2e-3", "--optim.warmup_epochs", "1"), "tran1"),
 }
 VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default"}  # rows the paper does not have
-
-
-def run(command: str, recipe: str, out: Path, args: argparse.Namespace, words: list[str]) -> dict:
-    """One run to its end, unless it has ended before; its result.json. With --collect {} for one that has not."""
-    result = out / "result.json"
-    finished = result.exists() and json.loads(result.read_text())["finished"]
-    if args.collect and not finished:
-        return {}
-    if not finished:
-        if recipe in VIT:
-            words = [*words, "--model.name", "vit_tiny_patch16_224+tran1"]
-        subprocess.run([sys.executable, "-m", "finola.cli", command, f"imagenette/{VIT.get(recipe, recipe)}", "--data",
-                        *args.data, "--val", *args.val, "--out", str(out), "--resume", *words], check=True)
-    return json.loads(result.read_text())
-
-
-def method_folder(name: str, args: argparse.Namespace) -> Path:
-    return args.runs / name.lower().replace(",", "").replace(" ", "_")
-
-
-def method(name: str, args: argparse.Namespace) -> dict:
-    """Pre-training, probes and fine-tuning of one method: stage -> its result.json."""
-    recipe, changes, encoder = METHODS[name]
-    folder = method_folder(name, args)
-    weights, results = {"pretraining": folder / "pretraining" / "weights.safetensors"}, {}
-    if recipe is None:
-        torch.manual_seed(0)
-        save_weights(create_model("mobileformer_w720+lin", image_size=64, num_classes=1), weights["pretraining"])
-    else:
-        results["pretraining"] = run("train", recipe, folder / "pretraining", args, [*PRETRAIN, *changes])
-    for column, (command, pattern, words, source) in EVALUATIONS.items() if encoder else ():
-        start = ["--weights", str(weights[source]), *(["--new-head"] if source == "pretraining" else [])]
-        results[column] = run(command, pattern.format(encoder), folder / column, args, [*words, *start])
-        weights[column] = folder / column / "weights.safetensors"
-    return results
-
-
-def table(results: dict[str, dict]) -> str:
-    lines = ["| method | PSNR, dB | k-NN | lin | tran-1 | tran-1-ft | pre-training, minutes | images/s |",
-             "|---|---|---|---|---|---|---|---|"]
-    for name, stages in results.items():
-        first = stages.get("pretraining") or {}
-        scores = [stages.get(column, {}).get("val_top1") for column in EVALUATIONS]
-        scores[-1] = first.get("val_top1", scores[-1])
-        numbers = [first.get("val_psnr"), first.get("val_knn"), *scores]
-        cells = ["-" if number is None else f"{number:.1f}" for number in numbers]
-        cells += [f"{first['seconds'] / 60:.1f}", f"{first['images_per_second']:.0f}"] if first else ["-", "-"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    runs = [run for stages in results.values() for run in stages.values() if run]
-    commits = sorted({run["commit"][:12] for run in runs})
-    return "\n".join(lines) + f"\n\n{runs[0]['hardware']}, torch {runs[0]['torch']}, commits {', '.join(commits)}\n"
-
-
-def pictures(names: list[str], args: argparse.Namespace) -> Image.Image | None:
-    """The pre-training panels of some methods under one another."""
-    folders = [method_folder(name, args) / "pretraining" for name in names]
-    panels = [Image.open(folder / "panel.png") for folder in folders if (folder / "panel.png").exists()]
-    return stack(panels) if panels else None
+COLUMNS = {"PSNR, dB": ("pretraining", "psnr"), "k-NN": ("knn", "knn"), "lin": ("lin", "top1"),
+           "tran-1": ("tran1", "top1"), "tran-1-ft": ("tran1_ft", "top1")}
+OF_SUPERVISED = {"tran-1-ft": ("pretraining", "top1")}  # its head learns with it
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("result", type=Path, help="path of the table, without a suffix")
-    parser.add_argument("--data", nargs="+", required=True)
-    parser.add_argument("--val", nargs="+", required=True)
-    parser.add_argument("--runs", type=Path, default=Path("runs/selfsupervised"))
-    parser.add_argument("--collect", action="store_true", help="run nothing, write the table of what has finished")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--data", required=True, metavar="DIR")
+    parser.add_argument("--val", required=True, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs and the table")
+    parser.add_argument("--epochs", type=positive, default=12, help="of pre-training (%(default)s)")
+    parser.add_argument("--seeds", type=positive, default=1, help="train each method with the seeds 0 to N-1")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD",
+                        help="; ".join(METHODS))
     args = parser.parse_args()
-    results = {name: method(name, args) for name in args.methods}
-    write_json(args.result.with_suffix(".json"), results)
-    with atomic_write(args.result.with_suffix(".md")) as path:
-        path.write_text(table(results))
-    if (picture := pictures(["FINOLA", "masked FINOLA-E", "masked FINOLA-B", "MAE, ViT-tiny"], args)) is not None:
-        with atomic_write(args.result.with_suffix(".png")) as path:
-            picture.save(path)
-    print(table(results))
+    for seed in range(args.seeds):
+        for name in args.methods:
+            run_method(name, seed, args)
+            write(collect(args.out, args.epochs, args.data), args.out)
+    print((args.out / "pretraining.md").read_text())
+
+
+# --- runs ---
+
+
+def folder_of(name: str, seed: int, out: Path) -> Path:
+    return out / name.lower().replace(",", "").replace(" ", "_") / f"seed{seed}"
+
+
+def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
+    """Pre-training, k-NN, probes and fine-tuning of one method and seed, as far as they have not finished."""
+    method, folder = METHODS[name], folder_of(name, seed, args.out)
+    weights = {"pretraining": folder / "pretraining" / "weights.safetensors"}
+    same = ("--seed", str(seed))
+    if method.recipe:
+        epochs = max(1, round(args.epochs * method.length))
+        words = (*SMALL, "--optim.epochs", str(epochs), "--optim.batch_size", "64", "--optim.warmup_epochs", "1",
+                 "--trainer.val_every", str(max(1, epochs // 3)), *method.changes, *same)
+        run("train", method.recipe, folder / "pretraining", words, args)
+    elif not weights["pretraining"].exists():
+        torch.manual_seed(seed)
+        model = create_model(f"mobileformer_{method.encoder}+lin", image_size=64, num_classes=1)
+        save_weights(model, weights["pretraining"])
+    neighbours(weights["pretraining"], folder, args)
+    if name == "supervised":
+        return
+    for stage, (command, recipe, words, source) in SCORES.items():
+        start = ("--weights", str(weights[source]), *(("--new-head",) if source == "pretraining" else ()))
+        run(command, recipe.format(method.encoder), folder / stage, (*words, *start, *same), args)
+        weights[stage] = folder / stage / "weights.safetensors"
+
+
+def run(command: str, recipe: str, out: Path, words: tuple[str, ...], args: argparse.Namespace) -> None:
+    result = out / "result.json"
+    if result.exists() and json.loads(result.read_text())["finished"]:
+        return
+    if recipe in VIT:
+        words = (*words, "--model.name", "vit_tiny_patch16_224+tran1")
+    call(command, f"imagenette/{VIT.get(recipe, recipe)}", "--data", args.data, "--val", args.val, "--out", str(out),
+         "--resume", *words)
+
+
+def neighbours(weights: Path, folder: Path, args: argparse.Namespace) -> None:
+    out = folder / "knn.json"
+    if not out.exists():
+        call("eval", str(weights), "--knn", "--train", args.data, "--data", args.val, "--out", str(out))
+
+
+def call(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "finola.cli", *words], check=True)
+
+
+# --- the table ---
+
+
+def collect(out: Path, epochs: int, data: str) -> dict[str, Any]:
+    """The scores of all methods and seeds that are in OUT, method -> column -> one score for each seed."""
+    methods = []
+    for name in METHODS:
+        found = [stages_of(folder) for folder in sorted(folder_of(name, 0, out).parent.glob("seed*"))]
+        columns = COLUMNS | (OF_SUPERVISED if name == "supervised" else {})
+        scores = {column: [value for stages in found if (value := score_of(stages, *where)) is not None]
+                  for column, where in columns.items()}
+        runs = [stage for stages in found for stage in stages.values() if "commit" in stage]
+        if any(scores.values()):
+            methods.append({"name": name, "scores": scores, "commits": sorted({run["commit"] for run in runs}),
+                            "hours": round(sum(run.get("seconds", 0) for run in runs) / 3600, 2)})
+    return record(torch.device("cpu"), {"data": Path(data).resolve().parent.name, "epochs": epochs, "methods": methods})
+
+
+def stages_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Stage -> result of those that have finished."""
+    results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    if (folder / "knn.json").exists():
+        results["knn"] = json.loads((folder / "knn.json").read_text())
+    return {stage: result for stage, result in results.items() if result.get("finished", True)}
+
+
+def score_of(stages: dict[str, dict[str, Any]], stage: str, name: str) -> float | None:
+    result = stages.get(stage, {})
+    return result.get("scores", {}).get("knn_top1") if stage == "knn" else score(result, name)
+
+
+def cells(found: dict[str, Any]) -> list[list[str]]:
+    """Head and rows: method | each column: mean ± deviation | hours."""
+    return [["pre-training", *COLUMNS, "seeds", "hours"],
+            *([row["name"], *(cell(row["scores"][column]) for column in COLUMNS),
+               str(max(map(len, row["scores"].values()))), f"{row['hours']:.1f}"] for row in found["methods"])]
+
+
+def cell(values: list[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.1f}{spread}" if values else "-"
+
+
+def write(found: dict[str, Any], out: Path) -> None:
+    write_json(out / "pretraining.json", found)
+    with atomic_write(out / "pretraining.md") as path:
+        path.write_text("\n".join(markdown_table(cells(found))) + "\n")
+    names = ("FINOLA", "masked FINOLA-E", "masked FINOLA-B", "MAE, ViT-tiny")
+    panels = [folder_of(name, 0, out) / "pretraining" / "panel.png" for name in names]
+    opened = [Image.open(panel) for panel in panels if panel.exists()]
+    if opened:
+        with atomic_write(out / "pretraining.png") as path:
+            stack(opened).save(path)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from finola.models.base import ImageModel
 from finola.models.masked import MaskedFinola
 
 GrowingModel = FinolaAutoencoder | MaskedFinola
+MAX_BANDS = 4  # more of them hide one another
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}
 
@@ -154,7 +155,7 @@ def measure_curvature(
 
 def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
     """Rank against peak curvature, the models over one another: the median over images, and from the 10th to the
-    90th percentile. Left z as it is, right standardised.
+    90th percentile, unless there are too many models to tell them apart. Left z as it is, right standardised.
 
     Args:
         measured: what the legend calls a model -> its curvatures, all with the same number of ranks.
@@ -168,12 +169,13 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
             low, middle, high = (scores.quantile(q, dim=0) for q in QUANTILES.values())  # (top,) each
             ranks = range(1, len(middle) + 1)
             (line,) = axes.plot(ranks, middle, label=label)
-            axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+            if len(measured) <= MAX_BANDS:
+                axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
         axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
         axes.set_ylabel("peak Gaussian curvature (root mean square)")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-        axes.legend(title="median, 10 to 90 % of images")
+        axes.legend(title="median, 10 to 90 % of images" if len(measured) <= MAX_BANDS else "median")
     return rasterise(figure)
 
 

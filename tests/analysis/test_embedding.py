@@ -274,7 +274,7 @@ def test_the_command_writes_all_and_takes_its_statistics_again(model, folder, tm
 
 
 def test_the_curvature_command_lays_models_over_one_another(model, folder, tmp_path, capsys):
-    weights = str(save_weights(model, tmp_path / "tiny.safetensors"))
+    weights = str(save_weights(model, tmp_path / "tiny" / "weights.safetensors"))
     options = ["--data", str(folder), "--limit", "4", "--workers", "0", "--top", "5", "--out", str(tmp_path / "out")]
     assert cli.main(["inspect", "curvature", "--weights", weights, weights, *options, "--interior"]) == 0
     assert "FINOLA, tiny (2), map 16 x 8 x 8" in capsys.readouterr().out

@@ -4,6 +4,7 @@ import argparse
 import shlex
 
 import pytest
+import selfsupervised
 import yaml
 from scripts import load_script
 
@@ -26,7 +27,9 @@ def test_a_claim_s_commands_are_ours(claim):
                 assert set(args.rows or ()) <= {row.name for row in find_table(args.table).rows}
         else:
             assert program == "python" and (evidence.ROOT / words[0]).exists()
-        assert step["keep"] and all(source.startswith("{out}/") for source in step["keep"].values())
+        if "--methods" in words:
+            assert set(words[words.index("--methods") + 1:]) <= set(selfsupervised.METHODS)
+        assert all(source.startswith("{out}/") for source in step["keep"].values())
 
 
 def test_the_page_is_what_the_script_writes():
@@ -47,6 +50,14 @@ def test_a_claim_is_run_and_shown(tmp_path, monkeypatch):
     assert "![law](../results/evidence/law.png)" in page and "**Verdict: appears.** It does." in page
     failing = {**claim, "runs": [{**step, "command": "finola inspect law --data {out}/none --val {val} --out {out}/a"}]}
     assert not evidence.run(failing, args)
+
+
+def test_a_pattern_names_files(tmp_path):
+    for seed in (1, 0):
+        (tmp_path / f"seed{seed}.json").touch()
+    assert evidence.expand(f"{tmp_path}/seed*.json") == [f"{tmp_path}/seed0.json", f"{tmp_path}/seed1.json"]
+    assert evidence.expand(f"{tmp_path}/none*") == [f"{tmp_path}/none*"]  # the command says what is missing
+    assert evidence.expand("--limit") == ["--limit"]
 
 
 def test_a_verdict_is_one_of_four():

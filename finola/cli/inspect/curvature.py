@@ -112,7 +112,7 @@ def _label(config: ModelConfig, path: Path) -> str:
     kind = "FINOLA"
     if isinstance(config, MaskedConfig):
         kind = "masked FINOLA-B" if config.variant == "block" else "masked FINOLA-E"
-    return f"{kind}, {path.stem}"
+    return f"{kind}, {path.parent.name if path.stem == 'weights' else path.stem}"  # a run's weights by its folder
 
 
 def _result(args: argparse.Namespace, models: dict[str, tuple[Path, GrowingModel]], measured: dict[str, Curvatures],

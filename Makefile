@@ -27,8 +27,8 @@ lint: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-docs  ## the documentation as a site in site/
 	$(BIN)/python docs/build_site.py
 
-evidence: $(VENV)/.installed-dev  ## the paper's claims tested anew, which takes a day: make evidence DATA=train VAL=val
-	$(BIN)/python benchmarks/evidence.py --data $(DATA) --val $(VAL)
+evidence: $(VENV)/.installed-dev  ## the paper's claims anew, a day: make evidence DATA=train VAL=val COCO=coco128
+	$(BIN)/python benchmarks/evidence.py --data $(DATA) --val $(VAL) --coco $(COCO)
 
 bench: $(VENV)/.installed-dev  ## speed and memory of the operator on this machine
 	$(BIN)/finola bench operator

@@ -1,6 +1,6 @@
 """Run the experiments that test the paper's claims, and write docs/evidence.md out of what they gave.
 
-    python benchmarks/evidence.py --data IMAGENETTE/train --val IMAGENETTE/val [--claims norm+linear ...]
+    python benchmarks/evidence.py --data IMAGENETTE/train --val IMAGENETTE/val --coco COCO128 [--claims CLAIM ...]
     python benchmarks/evidence.py                                              docs/evidence.md alone
 
 benchmarks/evidence.yaml lists the claims: what the paper says, the commands, the verdict and why. Runs go into --out
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import selfsupervised
+import transfer
 import yaml
 
 from finola.analysis import law
@@ -30,6 +31,7 @@ from finola.training.report import cells, markdown_table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "evidence"
+PLACES = {"data": "TRAIN", "val": "VAL", "coco": "COCO128", "out": "OUT"}  # as commands name them on the page
 VERDICTS = ("appears", "does not appear", "cannot be told here", "open")
 HEAD = """# Evidence
 
@@ -44,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="training images; without them the page alone is written")
     parser.add_argument("--val", help="validation images")
+    parser.add_argument("--coco", help="the folder of coco128, for the claim transfer")
     parser.add_argument("--out", type=Path, default=Path("runs/evidence"), help="(%(default)s)")
     parser.add_argument("--claims", nargs="+", choices=names, default=names, metavar="CLAIM", help=", ".join(names))
     args = parser.parse_args()
@@ -51,6 +54,8 @@ def main() -> int:
     if args.data:
         if not args.val:
             parser.error("--val: missing; name the validation images")
+        if "transfer" in args.claims and not args.coco:
+            parser.error("--coco: missing; name the folder of coco128, or leave out transfer by --claims")
         failed = [claim["claim"] for claim in claims if claim["claim"] in args.claims and not run(claim, args)]
     with atomic_write(ROOT / "docs" / "evidence.md") as path:
         path.write_text(page(claims))
@@ -62,8 +67,7 @@ def main() -> int:
 def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
     """The claim's commands, and what they gave copied; False where a command failed, which leaves out the rest."""
     for step in claim.get("runs", ()):
-        words = [file for word in shlex.split(step["command"])
-                 for file in expand(word.format(data=args.data, val=args.val, out=args.out))]
+        words = [file for word in shlex.split(step["command"]) for file in expand(word.format(**vars(args)))]
         print("$", shlex.join(words), flush=True)
         program = ["-m", "finola.cli", *words[1:]] if words[0] == "finola" else [str(ROOT / words[1]), *words[2:]]
         if subprocess.run([sys.executable, *program], check=False).returncode:
@@ -100,7 +104,7 @@ def section(claim: dict[str, Any]) -> str:
     parts = [f"## {claim['title']}", f"**The paper** ({claim['tables']}): {claim['paper'].strip()}",
              f"**What was run.** {claim['setting'].strip()}"]
     for step in claim.get("runs", ()):
-        parts.append("```text\n" + step["command"].format(data="TRAIN", val="VAL", out="OUT") + "\n```")
+        parts.append("```text\n" + step["command"].format(**PLACES) + "\n```")
         parts += [shown(kept) for kept in step["keep"]]
     return "\n\n".join([*parts, f"**Verdict: {claim['verdict']}.** {claim['why'].strip()}"])
 
@@ -129,6 +133,11 @@ def of_reproduce(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
 def of_methods(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
     """Of benchmarks/selfsupervised.py."""
     return f"{found['epochs']} epochs of pre-training", selfsupervised.cells(found)
+
+
+def of_detectors(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
+    """Of benchmarks/transfer.py."""
+    return f"{found['epochs']} epochs", transfer.cells(found)
 
 
 def of_law(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
@@ -171,7 +180,7 @@ def of_embedding(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
 
 
 TABLES = {"table": of_reproduce, "methods": of_methods, "maps": of_law, "models": of_curvature,
-          "mixtures": of_embedding}
+          "mixtures": of_embedding, "detectors": of_detectors}
 
 
 if __name__ == "__main__":

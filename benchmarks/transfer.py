@@ -1,11 +1,12 @@
 """Do pre-trained encoders detect better? People in coco128, found in pictures that were not trained on.
 
-    python benchmarks/transfer.py --coco coco128/annotations/instances_train2017.json --images coco128/train2017 \\
-        --encoders untrained= FINOLA=a.safetensors B=b.safetensors --out runs/transfer
+    python benchmarks/transfer.py --coco coco128 --encoders untrained=a.safetensors FINOLA=b.safetensors \\
+        --out runs/transfer
 
-128 pictures make two folds: a detector (DETR with a small Mobile-Former decoder, pictures of at most 128 px) is trained on
-each half, with the encoder frozen and with it fine-tuned, and scored on the other. People alone, since no other class
-is in half of the pictures. OUT/transfer.json holds box AP and AP50 of both folds. Runs that have finished are kept.
+128 pictures make two folds: a detector (DETR with a small Mobile-Former decoder, pictures of at most 128 px) is trained
+on each half, with the encoder frozen and with it fine-tuned, and scored on the other. People alone, since no other
+class is in a quarter of the pictures. OUT/transfer.json holds box AP and AP50 of both folds. Runs that have finished are
+kept.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ MODES = {"frozen": "true", "fine-tuned": "false"}  # -> optim.freeze_encoder
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--coco", type=Path, required=True, metavar="FILE", help="annotations in COCO's format")
-    parser.add_argument("--images", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--encoders", nargs="+", required=True, metavar="NAME=FILE",
-                        help="weights to start from; NAME= for none")
+    parser.add_argument("--coco", type=Path, required=True, metavar="DIR", help="the folder of coco128")
+    parser.add_argument("--encoders", nargs="+", required=True, metavar="NAME=FILE", help="weights to start from")
     parser.add_argument("--epochs", type=positive, default=200, help="of each training (%(default)s)")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    halves = write_folds(json.loads(args.coco.read_text()), args.out)
+    annotations = args.coco / "annotations" / "instances_train2017.json"
+    halves = write_folds(json.loads(annotations.read_text()), args.out)
     rows = []
     for encoder in args.encoders:
         name, _, weights = encoder.partition("=")
@@ -68,11 +68,12 @@ def run(args: argparse.Namespace, train: Path, val: Path, weights: str, mode: st
     """One detector, trained to its end unless it has been; its scores on the other half."""
     result = out / "result.json"
     if not (result.exists() and json.loads(result.read_text())["finished"]):
-        start = ["--weights", weights] if weights else []
+        images = args.coco / "train2017"
         subprocess.run([
-            sys.executable, "-m", "finola.cli", "detect", "train", "coco128/finetuned_default", "--data", train,
-            args.images, "--val", val, args.images, "--out", out, "--resume", "--optim.freeze_encoder", MODES[mode],
-            "--optim.epochs", str(args.epochs), "--trainer.val_every", str(args.epochs), "--data.hflip", "true", *start,
+            sys.executable, "-m", "finola.cli", "detect", "train", "coco128/finetuned_default", "--data", train, images,
+            "--val", val, images, "--weights", weights, "--out", out, "--resume", "--data.hflip", "true",
+            "--optim.freeze_encoder", MODES[mode], "--optim.epochs", str(args.epochs), "--trainer.val_every",
+            str(args.epochs),
         ], check=True)
     last = json.loads(result.read_text())["history"][-1]
     return {"box_ap": last["val_box_ap"], "box_ap50": last["val_box_ap50"]}

@@ -20,7 +20,7 @@ PHOTOGRAPHS = next(iter(finola.photographs.__path__))
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim["claim"])
 def test_a_claim_s_commands_are_ours(claim):
     for step in claim["runs"]:
-        program, *words = shlex.split(step["command"].format(data="a", val="b", out="c"))
+        program, *words = shlex.split(step["command"].format(**evidence.PLACES))
         if program == "finola":
             args, _ = build_parser().parse_known_args(words)
             if args.command == "reproduce":
@@ -43,7 +43,7 @@ def test_a_claim_is_run_and_shown(tmp_path, monkeypatch):
     claim = {"claim": "law", "title": "The law", "tables": "the title", "paper": "It holds.", "setting": "Two images.",
              "runs": [step], "verdict": "appears", "why": "It does."}
     assert "Not run yet." in evidence.page([claim])
-    args = argparse.Namespace(data=PHOTOGRAPHS, val=PHOTOGRAPHS, out=tmp_path)
+    args = argparse.Namespace(data=PHOTOGRAPHS, val=PHOTOGRAPHS, coco=None, out=tmp_path)
     assert evidence.run(claim, args)
     page = evidence.page([claim])
     assert "| patches of pixels | " in page and "2 images fitted, 2 judged" in page

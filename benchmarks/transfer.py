@@ -5,8 +5,7 @@
 
 128 pictures make two folds: a detector (DETR with a small Mobile-Former decoder, pictures of at most 128 px) is trained
 on each half, with the encoder frozen and with it fine-tuned, and scored on the other. People alone, since no other
-class is in a quarter of the pictures. OUT/transfer.json holds box AP and AP50 of both folds. Runs that have finished are
-kept.
+class is in a quarter of the pictures. OUT/transfer.json holds box AP and AP50 of both folds. Finished runs are kept.
 """
 
 from __future__ import annotations

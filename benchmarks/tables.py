@@ -106,17 +106,17 @@ def codec() -> str:
         "tables), and its PSNR. Rates of the first two columns count whole files. "
         "Images out of reach count as their smallest or largest file.", "",
         f"### Kodak, {kodak['images']} whole images", "", *_rates(kodak),
-        f"`finola rd kodak {_targets(kodak)} --literature`; {made_by(kodak)}. {_missing(kodak)}", "",
+        f"`finola rd kodak {_targets(kodak)} --literature`; {made_by(kodak)}.{_missing(kodak)}", "",
         f"### ImageNet, {imagenet['images']} squares of {imagenet['crop']} px", "",
         "Every tenth image of imagenet1k-sample in the order of paths (places 0, 10, 20 ...), shorter side resized, "
         "centre square. **The shipped weights saw these images in training**; weights trained from now on leave them "
         "out. The images had been JPEG before, at quality 90 and 288 px.", "", *_rates(imagenet),
         f"`finola rd imagenet1k-sample --crop {imagenet['crop']} --limit {imagenet['images']} {_targets(imagenet)}`; "
-        f"{made_by(imagenet)}. {_missing(imagenet)}", "",
+        f"{made_by(imagenet)}.{_missing(imagenet)}", "",
         *_paper_table(kodak, imagenet), "", *_literature(kodak), "", *_options(), "", *_parts_of_the_codec(0.19), "",
         "![rate and distortion](../results/rd/rd.png)", "",
         f"`finola rd kodak --out results/rd --literature`; JPEG 2000: {made_by(curves)}; the other curves "
-        f"are of earlier runs, AVIF's of {avif['description']}: {made_by(avif['record'])}.", "",
+        f"are of other runs, AVIF's ({avif['description']}): {made_by(avif['record'])}.", "",
         *first_stages()])
 
 
@@ -130,7 +130,7 @@ def _missing(table: dict) -> str:
     codecs |= {"finola", "finola-paper", "finola-bits", "jpeg", "webp", "jpeg2000", "avif"}
     lacks = [f"{', '.join(sorted(codecs - {row['codec'] for row in rows}))} at {rate}"
              for rate, rows in table["targets"].items() if codecs - {row["codec"] for row in rows}]
-    return f"Not run yet: {'; '.join(lacks)}." if lacks else ""
+    return f" Not run yet: {'; '.join(lacks)}." if lacks else ""
 
 
 def _rates(table: dict) -> list[str]:

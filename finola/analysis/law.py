@@ -59,8 +59,8 @@ def _on_cpu(z: Tensor) -> Tensor:
 
 
 class LeastSquares:
-    """The matrices of every law and direction, out of the maps that `add` has seen. A batch's products are formed in
-    the maps' precision, float32 at least, and added up in float64."""
+    """The matrices of every law and direction, out of the maps that `add` has seen. Products are formed in float64: in
+    float32 their rounding is larger than the smallest variances of an encoder's channels, and the fit is noise."""
 
     def __init__(self) -> None:
         self.count, self.total = 0, torch.zeros((), dtype=torch.float64)
@@ -78,9 +78,9 @@ class LeastSquares:
         for direction in DIRECTIONS:
             rows, step = steps(z, direction)
             for law in LAWS:
-                x = _inputs(law, rows)
+                x = _inputs(law, rows).double()
                 square, cross = self._products.get((law, direction), (0.0, 0.0))
-                self._products[law, direction] = (square + (x.T @ x).double(), cross + (x.T @ step).double())
+                self._products[law, direction] = (square + x.T @ x, cross + x.T @ step.double())
 
     def solve(self) -> Fitted:
         """DataError where nothing was added."""

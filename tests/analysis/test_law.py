@@ -1,6 +1,7 @@
 """A law fitted to maps: exact where it holds, nothing where there is none."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -59,6 +60,23 @@ def test_of_maps_that_have_no_law_the_way_back_to_the_mean_is_explained():
     assert all(abs(value) < 0.3 or value < 0 for value in by_distance["grown"][1:])
 
 
+def test_channels_that_nearly_depend_on_each_other():
+    """A large offset and a few large variances, as a trained encoder's maps have them: in float32 the fit is no noise."""
+    generator = torch.Generator().manual_seed(0)
+    few = torch.randn(40, 4, 8, 8, generator=generator, dtype=torch.float64)
+    z = 3 + torch.einsum("bkhw,kc->bchw", few, torch.randn(4, 96, generator=generator, dtype=torch.float64))
+    z = z + 1e-3 * torch.randn(z.shape, generator=generator, dtype=torch.float64)
+    found = {}
+    for dtype in (torch.float32, torch.float64):
+        fit = LeastSquares()
+        fit.add(z.to(dtype))
+        scores = Scores(fit.solve())
+        scores.add(z.to(dtype))
+        found[dtype] = scores.explained()
+    assert found[torch.float32] == pytest.approx(found[torch.float64], abs=1e-3)
+    assert 0.4 < found[torch.float64]["norm+linear"] < 0.6  # steps between unrelated positions
+
+
 def test_a_grown_map_is_its_own_growth():
     z, _ = lawful(60, (5, 5))
     scores = measure_law({"law": lambda x: z[x.long()]}, [torch.arange(40)], [torch.arange(40, 60)])["law"]
@@ -100,3 +118,17 @@ def test_the_command_measures_a_model(images, weights, tmp_path, capsys):
     assert all(name in printed for name in names) and (out / "law.png").stat().st_size > 10_000
     for row in result["maps"]:
         assert row["maps"]["by_distance"]["grown"][0] == pytest.approx(1)
+
+
+def test_the_command_measures_runs_of_one_file_name(images, weights, tmp_path, capsys):
+    """Every run's file is called weights.safetensors."""
+    runs = [tmp_path / name / "weights.safetensors" for name in ("a", "b")]
+    for run in runs:
+        run.parent.mkdir()
+        shutil.copyfile(weights, run)
+    words = ["inspect", "law", "--weights", *map(str, runs), "--data", str(images / "train"),
+             "--val", str(images / "val"), "--out", str(tmp_path / "law")]
+    assert main(words) == 0
+    names = [row["name"] for row in json.loads((tmp_path / "law/law.json").read_text())["maps"]]
+    assert {"encoder of a/weights", "encoder of b/weights", "grown by a/weights", "grown by b/weights"} <= set(names)
+    assert "encoder of a/weights" in capsys.readouterr().out

@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     out, device = check_folder(args.out), open_device(args.device)
     models = _open_models(args, device)
     size = models[0][1].config.image_size
-    sources = {name: maps for path, model in models for name, maps in _sources(path.stem, model).items()}
+    sources = {name: maps for path, model in models
+               for name, maps in _sources(_name(path, models), model).items()}
     sources |= {"patches of pixels": _patches}
     sets = [open_limited(paths, args.limit) for paths in (args.data, args.val)]
     show = sys.stderr.isatty() and not args.json
@@ -96,6 +97,12 @@ def _open_models(args: argparse.Namespace, device: torch.device) -> list[tuple[P
         raise RecipeError(f"--weights: models of several image sizes, {', '.join(map(str, sorted(sizes)))} pixels; name"
                           " those of one")
     return models
+
+
+def _name(path: Path, models: list[tuple[Path, ImageModel]]) -> str:
+    """The file's name; of several files of one name, as runs leave them, with the folder."""
+    alike = [other for other, _ in models if other.stem == path.stem]
+    return path.stem if len(alike) == 1 else f"{path.parent.name}/{path.stem}"
 
 
 def _sources(name: str, model: ImageModel) -> dict[str, Maps]:
@@ -135,7 +142,7 @@ def _table(result: dict, out: Path) -> str:
     widths = (8, 10, 9, 10, 15, 10)
     rows = [("", HEAD), *((row["name"], cells(row)) for row in result["maps"])]
     lines = [f"share of a step explained, {result['images'][0]} images fitted, {result['images'][1]} judged"]
-    lines += [f"{name:44}" + "".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+    lines += [f"{name:44}" + "".join(f" {cell:>{width - 1}}" for cell, width in zip(row, widths, strict=True))
               for name, row in rows]
     return "\n".join([*lines, "grown: what a map grown from its middle by A explains of the spread about the mean",
                       f"law.png and law.json in {out}"])

@@ -43,7 +43,7 @@ def save_weights(model: ImageModel, path: str | Path, metadata: Mapping[str, str
 
 
 def find_weights(source: str | Path) -> Path:
-    """The file that "weights" mean, wherever they are asked for: a path, a shipped model's name, or
+    """The file that "weights" mean, wherever they are asked for: a path, a run's folder, a shipped model's name, or
     `hf-hub:owner/name[@revision]`, which is fetched (`finola.hub.download`).
 
     Raises:
@@ -57,11 +57,21 @@ def find_weights(source: str | Path) -> Path:
         return folder / hub.WEIGHTS
     if Path(source).is_file():
         return Path(source)
+    if Path(source).is_dir():
+        return _weights_of_run(Path(source))
     shipped = list_models(pretrained=True)
     if str(source) in shipped:
         return pretrained_path(str(source))
     raise WeightsError(f"{source}: no such file, and no model with shipped weights has that name"
                        f"{near(str(source), shipped)} (shipped: {', '.join(shipped)})")
+
+
+def _weights_of_run(folder: Path) -> Path:
+    path = folder / "weights.safetensors"
+    if not path.is_file():
+        raise WeightsError(f"{folder}: holds no {path.name}, which a run writes at its end; name a weights file, or"
+                           " resume the run")
+    return path
 
 
 def description(path: str | Path) -> dict[str, Any]:
@@ -78,8 +88,8 @@ def load_weights(source: str | Path) -> ImageModel:
     """The model in a file written by `save_weights`, of whatever kind, on the CPU in fp32.
 
     Args:
-        source: the file; the name of a model whose weights are shipped (`finola.list_models(pretrained=True)`);
-            `hf-hub:owner/name` or `hf-hub:owner/name@revision`.
+        source: the file, or the folder of a run that holds it; the name of a model whose weights are shipped
+            (`finola.list_models(pretrained=True)`); `hf-hub:owner/name` or `hf-hub:owner/name@revision`.
 
     Raises:
         WeightsError: no such file or name, nothing that can be fetched, not a safetensors file (pickles are never

@@ -55,23 +55,18 @@ def find_weights(source: str | Path) -> Path:
         if stated != stated | description(folder / hub.WEIGHTS):
             raise WeightsError(f"{source}: {hub.CONFIG} is not that of {hub.WEIGHTS}; push both again with finola push")
         return folder / hub.WEIGHTS
-    if Path(source).is_file():
-        return Path(source)
-    if Path(source).is_dir():
-        return _weights_of_run(Path(source))
+    of_run = Path(source) / "weights.safetensors"
+    for path in (Path(source), of_run):
+        if path.is_file():
+            return path
     shipped = list_models(pretrained=True)
     if str(source) in shipped:
         return pretrained_path(str(source))
+    if Path(source).is_dir():
+        raise WeightsError(f"{source}: holds no {of_run.name}, which a run writes at its end; name a weights file, or"
+                           " resume the run")
     raise WeightsError(f"{source}: no such file, and no model with shipped weights has that name"
                        f"{near(str(source), shipped)} (shipped: {', '.join(shipped)})")
-
-
-def _weights_of_run(folder: Path) -> Path:
-    path = folder / "weights.safetensors"
-    if not path.is_file():
-        raise WeightsError(f"{folder}: holds no {path.name}, which a run writes at its end; name a weights file, or"
-                           " resume the run")
-    return path
 
 
 def description(path: str | Path) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def save_weights(model: ImageModel, path: str | Path, metadata: Mapping[str, str
 
 
 def find_weights(source: str | Path) -> Path:
-    """The file that "weights" mean, wherever they are asked for: a path, a shipped model's name, or
+    """The file that "weights" mean, wherever they are asked for: a path, a run's folder, a shipped model's name, or
     `hf-hub:owner/name[@revision]`, which is fetched (`finola.hub.download`).
 
     Raises:
@@ -55,11 +55,16 @@ def find_weights(source: str | Path) -> Path:
         if stated != stated | description(folder / hub.WEIGHTS):
             raise WeightsError(f"{source}: {hub.CONFIG} is not that of {hub.WEIGHTS}; push both again with finola push")
         return folder / hub.WEIGHTS
-    if Path(source).is_file():
-        return Path(source)
+    of_run = Path(source) / "weights.safetensors"
+    for path in (Path(source), of_run):
+        if path.is_file():
+            return path
     shipped = list_models(pretrained=True)
     if str(source) in shipped:
         return pretrained_path(str(source))
+    if Path(source).is_dir():
+        raise WeightsError(f"{source}: holds no {of_run.name}, which a run writes at its end; name a weights file, or"
+                           " resume the run")
     raise WeightsError(f"{source}: no such file, and no model with shipped weights has that name"
                        f"{near(str(source), shipped)} (shipped: {', '.join(shipped)})")
 
@@ -78,8 +83,8 @@ def load_weights(source: str | Path) -> ImageModel:
     """The model in a file written by `save_weights`, of whatever kind, on the CPU in fp32.
 
     Args:
-        source: the file; the name of a model whose weights are shipped (`finola.list_models(pretrained=True)`);
-            `hf-hub:owner/name` or `hf-hub:owner/name@revision`.
+        source: the file, or the folder of a run that holds it; the name of a model whose weights are shipped
+            (`finola.list_models(pretrained=True)`); `hf-hub:owner/name` or `hf-hub:owner/name@revision`.
 
     Raises:
         WeightsError: no such file or name, nothing that can be fetched, not a safetensors file (pickles are never

@@ -14,7 +14,7 @@ from finola import AutoencoderConfig, FinolaAutoencoder, WeightsError, load_weig
 from finola.cli.main import main
 from finola.factory import create_model
 from finola.registry import KINDS
-from finola.weights import read_tensors
+from finola.weights import find_weights, read_tensors
 
 TINY = AutoencoderConfig(
     "mobileformer_w720", embed_dim=8, image_size=32, map_size=16, pool_heads=2, decoder_widths=(8, 8))
@@ -104,7 +104,13 @@ def test_header_length_beyond_any_file(path):
 
 def test_missing_file_and_folder(tmp_path):
     refused(tmp_path / "nowhere.safetensors", "no such file")
-    refused(tmp_path, "no such file")
+    refused(tmp_path, "holds no weights.safetensors, which a run writes at its end")
+
+
+def test_the_folder_of_a_run(model, tmp_path):
+    path = save_weights(model, tmp_path / "run" / "weights.safetensors")
+    assert find_weights(tmp_path / "run") == path
+    assert load_weights(tmp_path / "run").config == model.config
 
 
 class Bomb:

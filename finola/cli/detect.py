@@ -236,7 +236,7 @@ def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: 
 
     from finola.data.images import upright_rgb
     from finola.detection.detector import class_names
-    from finola.detection.drawing import draw, told
+    from finola.detection.drawing import draw, listed, told
     from finola.detection.predict import detect
     from finola.detection.scores import coco_results
     from finola.files import atomic_write
@@ -250,8 +250,7 @@ def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: 
         draw(image, found, config.classes, args.threshold).save(temporary, format="png")
     names = class_names(found["labels"], config.classes)
     if not args.json:
-        shown = ", ".join(f"{name} {score:.2f}" for name, score in zip(names, found["scores"].tolist(), strict=True))
-        tqdm.write(f"{path}: {shown or nothing}")
+        tqdm.write(f"{path}: {listed(names, found['scores'].tolist()) or nothing}")
     rows = coco_results(found, number, config.category_ids or tuple(range(config.num_classes)))
     return [{**row, "file_name": str(path), "category": name} for row, name in zip(rows, names, strict=True)]
 

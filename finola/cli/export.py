@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from finola.inference.export import Exported
+    from finola.models.base import ModelConfig
 
 EPILOG = """examples:
   finola export --out onnx
@@ -30,15 +31,24 @@ Written by `finola export` from {weights} (sha256 {sha256}).
 |---|---|---|
 {rows}
 
-Images are float32, RGB, channels first, from 0 to 1: the shorter side resized to the model's size by antialiased
-bicubic, the centre square taken. Reconstructions are on the same scale and may leave it a little: clip them.
+Images are float32, RGB, channels first, from 0 to 1: the shorter side resized to {shorter} px by antialiased bicubic,
+of that the centre {side}x{side}. {meaning}
 
 ```python
-import numpy as np, onnxruntime
+{imports}import numpy as np, onnxruntime
+from PIL import Image, ImageOps
+
+photo = ImageOps.exif_transpose(Image.open("photo.jpg")).convert("RGB")
+photo = photo.resize([round(side * {shorter} / min(photo.size)) for side in photo.size], Image.Resampling.BICUBIC)
+left, top = ((side - {side}) // 2 for side in photo.size)
+photo = photo.crop((left, top, left + {side}, top + {side}))
+{argument} = np.asarray(photo, np.float32).transpose(2, 0, 1)[None] / 255  # (1, 3, {side}, {side})
+
 session = onnxruntime.InferenceSession("{first}")
-{results} = session.run(None, {{"{argument}": np.zeros({shape}, np.float32)}})
-```
+{results} = session.run(None, {{"{argument}": {argument}}})
+{classes}```
 """
+CLASSES = 'classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])  # in order\n'
 
 
 def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
@@ -61,11 +71,11 @@ def run(args: argparse.Namespace) -> None:
     out, source = check_folder(args.out), weights_path(args)
     model = load_weights(source).eval()
     side = next(iter(model.export_parts().values())).example.shape[-1]
-    images = torch.stack([load_square(image, side) for image in _images(args.data)])
+    images = torch.stack([load_square(image, side, model.config.crop_pct) for image in _images(args.data)])
     exported = export(model, out, images)
     identity = weights_identity(source, model.config)
     with atomic_write(out / "README.md") as path:
-        path.write_text(_card(exported, identity), encoding="utf-8")
+        path.write_text(_card(exported, identity, model.config), encoding="utf-8")
     report = {**identity, "images": len(images), "files": [_numbers(part) for part in exported]}
     print(json.dumps(report) if args.json else "\n".join(_line(part, len(images)) for part in exported))
 
@@ -107,11 +117,16 @@ def _signature(part: Exported) -> str:
     return f"{given} -> {found}"
 
 
-def _card(exported: list[Exported], identity: dict[str, Any]) -> str:
+def _card(exported: list[Exported], identity: dict[str, Any], config: ModelConfig) -> str:
+    from finola.data.images import shorter_side
+
     first = exported[0]
     (argument, shape), = first.argument.items()
     rows = [f"| {part.path.name} | {' | '.join(_signature(part).split(' -> '))} |" for part in exported]
     results = ", ".join(first.results) + ("," if len(first.results) == 1 else "")
-    return CARD.format(title=Path(identity["weights"]).stem, weights=identity["weights"], sha256=identity["sha256"],
-                       rows="\n".join(rows), first=first.path.name, results=results,
-                       argument=argument, shape=_shape((1, *shape[1:])))
+    named = bool(getattr(config, "classes", ()))
+    return CARD.format(
+        title=Path(identity["weights"]).stem, weights=identity["weights"], sha256=identity["sha256"],
+        rows="\n".join(rows), first=first.path.name, results=results, argument=argument, side=shape[-1],
+        shorter=shorter_side(shape[-1], config.crop_pct), meaning=" ".join(filter(None, (x.meaning for x in exported))),
+        imports="import json\n\n" if named else "", classes=CLASSES if named else "")

@@ -100,9 +100,8 @@ def classes(args: argparse.Namespace, model: Classifier, dataset: ImageDataset, 
     batches = squares(args, dataset, model, progress)
     accuracy = evaluate_classifier(model, model.config.num_classes, batches)
     scores = accuracy.means()
-    few = model.config.num_classes <= 5  # where every class is among the five likeliest
     columns = {"top-1": "top1", "top-5": "top5", "mean per class": "mean_per_class", "images/s": "images_per_second"}
-    shown = {name: scores[key] for name, key in columns.items() if not (few and name == "top-5")}
+    shown = {name: scores[key] for name, key in columns.items() if key in scores}
     table = ["".join(f"{name:>16}" for name in shown), "".join(f"{value:16.2f}" for value in shown.values())]
     note = f"{_chance(model.config.num_classes)}; accuracies in percent; images/s of the model alone"
     fields = {"kind": model.config.kind, "chance": 100 / model.config.num_classes, "scores": scores}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 M = TypeVar("M", bound="ImageModel")
 
-SOURCES = "a file, a shipped model's name, or hf-hub:OWNER/NAME[@REVISION]"  # of weights, for help
+SOURCES = "a file, a run's folder, a shipped model's name, or hf-hub:OWNER/NAME[@REVISION]"  # of weights, for help
 OVERRIDE = re.compile(r"--\w+\.")  # of a recipe's key: --optim.epochs 5 or --optim.epochs=5
 
 

@@ -105,7 +105,10 @@ class Detr(Detector):
         """For squares of `image_size`, rounded down to a multiple of 32."""
         side = self.config.image_size // SIDE_UNIT * SIDE_UNIT
         example = self.mean.new_zeros(2, 3, side, side)
-        return {"detector": ExportPart(self._scores_and_boxes, example, "image", ("scores", "boxes"))}
+        meaning = (f"Each of the {self.config.num_queries} queries has a score from 0 to 1 for each class, and one box:"
+                   " left, top, right and bottom in parts of the square's sides. Leave out what scores below 0.5."
+                   " `finola detect predict` shows the model whole images, this file sees a square.")
+        return {"detector": ExportPart(self._scores_and_boxes, example, "image", ("scores", "boxes"), meaning)}
 
     def _scores_and_boxes(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, H, W) -> for each query the scores of the classes (B, N, K), and left, top, right, bottom in parts of

@@ -86,6 +86,15 @@ def told(found: dict[str, Tensor], classes: Sequence[str], threshold: float) -> 
     return f"nothing of {threshold:g} or more, at best {name} {found['scores'][best]:.2f}"
 
 
+def listed(names: Sequence[str], scores: Sequence[float]) -> str:
+    """What was found, best first, as a line: one object "dog 0.91", several of a class "9 x dog 0.91 ... 0.50"."""
+    of_class: dict[str, list[float]] = {}
+    for name, score in sorted(zip(names, scores, strict=True), key=lambda found: -found[1]):
+        of_class.setdefault(name, []).append(score)
+    return ", ".join(f"{name} {found[0]:.2f}" if len(found) == 1 else
+                     f"{len(found)} x {name} {found[0]:.2f} ... {found[-1]:.2f}" for name, found in of_class.items())
+
+
 def grid(small: Sequence[Image.Image], columns: int = 4) -> Image.Image:
     """Images of one width side by side, in rows as high as their highest."""
     width = small[0].width

@@ -17,6 +17,13 @@ from finola.errors import DataError
 from finola.evaluation.speed import timed
 from finola.models.classifier import ClassifierConfig
 
+TOP = 5  # of top-5
+
+
+def has_top5(num_classes: int) -> bool:
+    """Whether top-5 accuracy says anything: of five classes or fewer, all are among the five likeliest."""
+    return num_classes > TOP
+
 
 @dataclass(frozen=True)
 class ClassScores:
@@ -33,12 +40,13 @@ class ClassScores:
     seconds: float
 
     def means(self) -> dict[str, float]:
-        """Accuracies in percent: of all images, and the mean of each class's own over the classes with images."""
+        """Accuracies in percent: of all images, top-5 too where it says anything (`has_top5`), and the mean of each
+        class's own over the classes with images."""
         images, right = self.confusion.sum(1), self.confusion.diagonal()  # (n,) each
         count, shown = images.sum().item(), images > 0
         return {
             "top1": 100 * right.sum().item() / count,
-            "top5": 100 * self.top5 / count,
+            **({"top5": 100 * self.top5 / count} if has_top5(len(self.confusion)) else {}),
             "mean_per_class": 100 * (right[shown] / images[shown]).double().mean().item(),
             "images_per_second": count / self.seconds,
         }
@@ -49,7 +57,7 @@ def evaluate_classifier(model: Callable[[Tensor], Tensor], num_classes: int, bat
     """Classify all batches {"image": (B, 3, S, S), "label": (B,)}; a model must be in evaluation mode."""
     metrics = MetricCollection([
         MulticlassConfusionMatrix(num_classes),
-        MulticlassStatScores(num_classes, top_k=min(5, num_classes), average="micro"),
+        MulticlassStatScores(num_classes, top_k=min(TOP, num_classes), average="micro"),
     ])
     seconds = 0.0
     for batch in batches:

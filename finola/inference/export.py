@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,18 +23,20 @@ TURNS = 7  # of timing
 class Exported(NamedTuple):
     """An ONNX file: its argument and results with their shapes, "B" for the batch, and how it compares with torch.
 
-    `difference` is the largest one, as a part of the largest value; `milliseconds` are those of one image by itself,
-    (onnxruntime, torch), medians of turns taken alternately."""
+    `meaning` says what the results are. `difference` is the largest one, as a part of the largest value;
+    `milliseconds` are those of one image by itself, (onnxruntime, torch), medians of turns taken alternately."""
 
     path: Path
     argument: dict[str, tuple]
     results: dict[str, tuple]
     difference: float
     milliseconds: tuple[float, float]
+    meaning: str
 
 
 def export(model: ImageModel, folder: str | Path, images: Tensor) -> list[Exported]:
-    """Write a model's parts as ONNX files, and run each beside torch.
+    """Write a model's parts as ONNX files, and run each beside torch. The names of a model's classes stand in their
+    metadata: "classes", a JSON list.
 
     Args:
         model: an autoencoder (encoder.onnx, decoder.onnx), a classifier (classifier.onnx) or a DETR (detector.onnx), in
@@ -88,6 +91,8 @@ def _write(model: ImageModel, part: ExportPart, path: Path) -> None:
         _Function(model, part.function).eval(), (part.example,), dynamo=True, verbose=False, optimize=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},), input_names=[part.argument], output_names=list(part.results))
     assert program is not None  # with dynamo=True
+    if classes := getattr(model.config, "classes", ()):
+        program.model.metadata_props["classes"] = json.dumps(classes)
     with atomic_write(path) as temporary:
         program.save(temporary)
 
@@ -109,7 +114,7 @@ def _compare(part: ExportPart, path: Path, value: Tensor) -> tuple[Exported, lis
     onnx, torch_ = (1000 * time for time in times)
     shapes = {name: ("B", *result.shape[1:]) for name, result in zip(part.results, expected, strict=True)}
     exported = Exported(path, {part.argument: ("B", *value.shape[1:])}, shapes, max(map(float, differences)),
-                        (onnx, torch_))
+                        (onnx, torch_), part.meaning)
     return exported, [result.clone() for result in expected]
 
 

@@ -129,8 +129,10 @@ class FinolaAutoencoder(ImageModel):
 
     def export_parts(self) -> dict[str, ExportPart]:
         q = self.mean.new_zeros(2, self.config.embed_dim)
-        return {"encoder": ExportPart(self.encode, self.example_images(), "image", ("q",)),
-                "decoder": ExportPart(self.decode, q, "q", ("image",))}
+        return {"encoder": ExportPart(self.encode, self.example_images(), "image", ("q",),
+                                      "Of an image, q is all that is kept."),
+                "decoder": ExportPart(self.decode, q, "q", ("image",),
+                                      "Reconstructions are on the images' scale and may leave it a little: clip them.")}
 
     def no_weight_decay(self) -> set[str]:
         return super().no_weight_decay() | {"pool.position", "pool.query", "autoregression.position"}

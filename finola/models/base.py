@@ -127,6 +127,7 @@ class ExportPart(NamedTuple):
     example: Tensor  # of its argument, with B = 2
     argument: str
     results: tuple[str, ...]
+    meaning: str  # of the results, in sentences
 
 
 class ImageModel(nn.Module):

@@ -89,7 +89,8 @@ class Classifier(ImageModel):
         return self.head.classify(*self.features(x))
 
     def export_parts(self) -> dict[str, ExportPart]:
-        return {"classifier": ExportPart(self.forward, self.example_images(), "image", ("logits",))}
+        return {"classifier": ExportPart(self.forward, self.example_images(), "image", ("logits",),
+                                         "Of logits, one for each class, the softmax makes probabilities.")}
 
     def reset_classifier(self, num_classes: int, classes: tuple[str, ...] = ()) -> None:
         """Replace the last linear layer by a fresh one of `num_classes` outputs, named `classes` if given."""

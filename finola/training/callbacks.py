@@ -41,9 +41,10 @@ class WholeFileCheckpoints(TorchCheckpointIO):
 class Checkpoints(Checkpoint):
     """Writes `path` when it is due, and stops the run on SIGTERM, SIGINT or at `deadline` (monotonic).
 
-    Only between optimiser steps, never within accumulation, whose gradients no checkpoint holds. After the
-    last step of an epoch it waits for the validation, so that a resumed run has validated as often as an
-    uninterrupted one. A second signal stops at once, and leaves the checkpoint that is there.
+    Only between optimiser steps, never within accumulation, whose gradients no checkpoint holds. After the last step
+    of an epoch it waits for the validation, so that a resumed run has validated as often as an uninterrupted one.
+    What stops at `deadline` validates in any epoch: its results have scores. A second signal stops at once, and
+    leaves the checkpoint that is there.
     """
 
     def __init__(self, path: Path, recipe: Recipe, num_images: int, classes: Sequence[str], origin: dict[str, Any],
@@ -77,7 +78,11 @@ class Checkpoints(Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Batch,
                            batch_idx: int) -> None:
-        if trainer.global_step == self._step or trainer.is_last_batch:
+        if trainer.is_last_batch:
+            if trainer.strategy.reduce_boolean_decision(self._is_too_late(), all=False):
+                trainer.check_val_every_n_epoch = 1
+            return
+        if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
         self._save_and_stop_if_due(trainer)
@@ -94,7 +99,7 @@ class Checkpoints(Checkpoint):
     def _save_and_stop_if_due(self, trainer: Trainer) -> None:
         """All processes decide alike: what one of them was asked, all do."""
         agree = trainer.strategy.reduce_boolean_decision
-        stop = self.signal is not None or time.monotonic() > self.deadline
+        stop = self.signal is not None or self._is_too_late()
         if not agree(stop or self._is_due(), all=False):
             return
         self._save(trainer)
@@ -107,6 +112,10 @@ class Checkpoints(Checkpoint):
             raise SystemExit(128 + number)
         if agree(stop, all=False):
             self.out_of_time = trainer.should_stop = True
+            trainer.check_val_every_n_epoch = 1
+
+    def _is_too_late(self) -> bool:
+        return time.monotonic() > self.deadline
 
     def _is_due(self) -> bool:
         section = self.recipe.trainer

@@ -308,6 +308,8 @@ def _announce(recipe: Recipe, images: RunData, task: Task, trainer: Trainer, out
 def _announce_end(result: dict[str, Any], out: Path) -> None:
     scores = [f"{name.removeprefix('val_')} {value:.2f}" for name, value in result.items()
               if name.startswith("val_") and value is not None]
+    if scores and "chance" in result:
+        scores[0] += f" (a guess: {result['chance']:.2f})"
     missing = ", not yet validated" if result["images"]["val"] else ""
     score = f", validation: {', '.join(scores)}" if scores else missing
     state = "finished" if result["finished"] else "stopped by max_time, --resume continues"
@@ -360,10 +362,11 @@ def _write_results(recipe: Recipe, task: Task, images: RunData, trainer: Trainer
 
 
 def _last_scores(task: Task) -> dict[str, float | None]:
-    """What the last validation found; None where there was none."""
+    """What the last validation found, None where there was none; "chance" is what a guess has of the first score."""
     last = task.history[-1] if task.history else {}
     names = [f"val_{name}" for name in task.scores] or ["val_loss"]
-    return {name: last.get(name) for name in [*names, *(["val_knn"] if "val_knn" in last else [])]}
+    found = {name: last.get(name) for name in [*names, *(["val_knn"] if "val_knn" in last else [])]}
+    return found if task.chance is None else {**found, "chance": task.chance}
 
 
 def _write_files(task: Task, out: Path, result: dict[str, Any]) -> None:
@@ -399,6 +402,8 @@ def _draw_curve(task: Task, path: Path) -> None:
         shown = [(axes, f"val_{name}", name) for name in task.scores[:2]] + [(right, "train_loss", "training loss")]
     for i, (of, key, label) in enumerate(shown):
         of.plot(steps, [point.get(key, math.nan) for point in task.history], marker=".", label=label, color=f"C{i}")
+    if task.chance is not None:
+        axes.axhline(task.chance, color="0.5", linestyle=":", label="a guess")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=3)
     with atomic_write(path) as temporary:

@@ -156,7 +156,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         cell.set_edgecolor("0.8")
         ours = lines[0][column].endswith(": ours")
         cell.get_text().set_fontweight("bold" if line == 0 or ours else "normal")
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")  # a title may be wider than the table
 
 
 def _with_earlier(found: dict[str, Any], path: Path) -> dict[str, Any]:

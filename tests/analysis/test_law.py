@@ -61,7 +61,7 @@ def test_of_maps_that_have_no_law_the_way_back_to_the_mean_is_explained():
 
 
 def test_channels_that_nearly_depend_on_each_other():
-    """A large offset and a few large variances, as a trained encoder's maps have them: in float32 it is noise."""
+    """A large offset and a few large variances, as a trained encoder's maps have them: the fit is not noise."""
     generator = torch.Generator().manual_seed(0)
     few = torch.randn(40, 4, 8, 8, generator=generator, dtype=torch.float64)
     z = 3 + torch.einsum("bkhw,kc->bchw", few, torch.randn(4, 96, generator=generator, dtype=torch.float64))

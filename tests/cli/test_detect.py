@@ -11,6 +11,7 @@ import torch
 from coco_data import COLOURS, RECIPES, annotation, make_coco
 
 from finola.cli.main import main
+from finola.detection.drawing import listed
 from finola.factory import create_model
 from finola.weights import load_weights, save_weights
 
@@ -175,6 +176,11 @@ def test_a_detector_that_finds_nothing(kind, weights, coco, run, tmp_path):
     assert [": nothing of 1 or more, at best " in line for line in out.splitlines()] == [True] * 6
     assert json.loads((tmp_path / "found/detections.json").read_text()) == []
     assert len(list((tmp_path / "found").glob("*.png"))) == 6
+
+
+def test_many_objects_are_told_in_a_line():
+    assert listed(["dog", "cat", "dog", "dog"], [0.5, 0.8, 0.91, 0.7]) == "3 x dog 0.91 ... 0.50, cat 0.80"
+    assert listed([], []) == ""
 
 
 def test_a_mask_rcnn_that_finds_nothing_scores_0(weights, coco, run, tmp_path):

@@ -126,6 +126,14 @@ def test_max_time_stops_and_resumes(uninterrupted, recipe_file, images, tmp_path
     assert train(recipe_file, images, out, resume=True)["finished"]
     assert unequal(read_checkpoint(uninterrupted), read_checkpoint(out)) == []
 
+@pytest.mark.parametrize(("batch", "step"), [(4, 1), (12, 1)], ids=["in mid-epoch", "at the end of an epoch"])
+def test_what_stops_in_time_is_validated(batch, step, recipe_file, images, tmp_path):
+    """Also in an epoch that would not be: results without scores are of no use."""
+    result = train(recipe_file, images, tmp_path / "run", "--trainer.max_time", "1e-9", "--optim.epochs", "4",
+                   "--trainer.val_every", "4", "--optim.batch_size", str(batch))
+    assert not result["finished"] and result["step"] == step
+    assert [point["step"] for point in result["history"]] == [step] and result["val_psnr"] > 0
+
 
 def test_resume_with_nothing_there_starts(recipe_file, images, tmp_path):
     result = train(recipe_file, images, tmp_path / "run", "--optim.epochs", "1", resume=True)

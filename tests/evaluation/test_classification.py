@@ -126,10 +126,10 @@ def test_a_classifiers_accuracy_is_that_of_its_own_logits(folder, classifier, tm
     code, printed, errors = run(capsys, classifier, "--data", folder, "--out", out, "--panel", picture)
     assert (code, errors) == (0, [])
     result = json.loads(out.read_text())
-    assert result["scores"].keys() == {"top1", "top5", "mean_per_class", "images_per_second"}
+    assert result["scores"].keys() == {"top1", "mean_per_class", "images_per_second"}  # top-5 of three is 100
     assert result["scores"]["top1"] == pytest.approx(100 * right.float().mean().item(), abs=1e-4)
     assert result["scores"]["mean_per_class"] == pytest.approx(100 * sum(per_class) / 3, abs=1e-4)
-    assert result["scores"]["top5"] == 100 and result["images"] == 24 and result["kind"] == "classifier"
+    assert result["images"] == 24 and result["kind"] == "classifier"
     assert {"weights", "sha256", "config", "data", "preprocessing", "commit", "torch", "date"} <= result.keys()
     assert f"{result['scores']['top1']:16.2f}" in printed and "24 images" in printed
     assert "top-5" not in printed  # of three classes, each is among the five likeliest

@@ -7,11 +7,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_models import autoencoder, classifier
 
 from finola.cli.main import main
 from finola.errors import FinolaError
 from finola.factory import create_model
+from finola.inference.classify import predict
 from finola.weights import save_weights
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
@@ -31,7 +33,7 @@ def exported(model, weights, images, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_autoencoder(exported, model, capsys):
+def test_an_autoencoder(exported, model, images, capsys):
     out, words = exported
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
@@ -44,12 +46,31 @@ def test_an_autoencoder(exported, model, capsys):
             torch.testing.assert_close(q, model.eval().encode(x), atol=1e-4, rtol=1e-4)
             (y,) = run(out / "decoder.onnx", q)
             torch.testing.assert_close(y, model(x), atol=1e-3, rtol=0)
-    card = (out / "README.md").read_text()
-    assert "| encoder.onnx | image (B, 3, 32, 32) | q (B, 16) |" in card
-    code = card.split("```python\n")[1].split("```")[0].replace('"encoder.onnx"', repr(str(out / "encoder.onnx")))
+    assert "| encoder.onnx | image (B, 3, 32, 32) | q (B, 16) |" in (out / "README.md").read_text()
+    assert run_card(out, "encoder.onnx", next(images.glob("val/*/*")))["q"].shape == (1, 16)
+
+
+def run_card(out, file, photo):
+    """The names that the Python in the card of an export leaves."""
+    code = (out / "README.md").read_text().split("```python\n")[1].split("```")[0]
     scope: dict = {}
-    exec(code, scope)
-    assert scope["q"].shape == (1, 16)
+    exec(code.replace(f'"{file}"', repr(str(out / file))).replace('"photo.jpg"', repr(str(photo))), scope)
+    return scope
+
+
+@pytest.mark.slow
+def test_the_card_of_a_classifier_predicts(tmp_path):
+    """What its README shows, without torch, gives the classes and probabilities of `finola predict`."""
+    model = classifier(classes=("cat", "dog", "horse")).eval()
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (70, 101, 3), dtype=np.uint8)).save(photo)
+    weights, out = save_weights(model, tmp_path / "weights.safetensors"), tmp_path / "onnx"
+    assert main(["export", "--weights", str(weights), "--data", str(photo), "--out", str(out)]) == 0
+    found = run_card(out, "classifier.onnx", photo)
+    ours = dict(zip(found["classes"], torch.from_numpy(found["logits"]).softmax(1)[0].tolist(), strict=True))
+    theirs = {prediction.label: prediction.probability for prediction in predict(model, photo)}
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert "shorter side resized to 36 px" in (out / "README.md").read_text()
 
 
 @pytest.mark.slow

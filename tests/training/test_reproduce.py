@@ -149,6 +149,15 @@ def test_report(tmp_path):
         assert image.width > 400
 
 
+def test_the_title_of_a_narrow_table_is_whole(tmp_path):
+    found = Reproduction(plan("norm+linear", "autoregression_repeat_16"), HERE, tmp_path)
+    path = write(report(tables.find_table("norm+linear"), found), tmp_path).with_suffix(".png")
+    with Image.open(path) as image:
+        grey = image.convert("L")
+        sides = [grey.crop((x, 0, x + 1, grey.height)).getextrema() for x in (0, grey.width - 1)]
+    assert sides == [(255, 255)] * 2  # nothing reaches the border
+
+
 def test_a_run_that_waits_says_what_for(tmp_path):
     table = tables.find_table("finola-maskfinola")
     found = Reproduction(plan("finola-maskfinola", "finola"), HERE, tmp_path)

@@ -107,6 +107,7 @@ class Task(LightningModule):
         panel_due: whether this process draws the image of the validation that is on.
         follows_score: whether the first score is also followed in training.
         unit: of the first score.
+        chance: what a guess would have of the first score, where that is known.
         neighbours: a function that gives the k-NN accuracy of the encoder, in percent, where it is due.
         calibration: of the weights the run starts from, where it trains for the codec's rate; set before the run.
     """
@@ -115,6 +116,7 @@ class Task(LightningModule):
     scores: tuple[str, ...] = ()
     follows_score = True
     unit = ""
+    chance: float | None = None
 
     def __init__(
         self, model: ImageModel, optim: OptimSection, total_steps: int, *, seed: int = 0,

@@ -14,6 +14,7 @@ from torchmetrics.classification import MulticlassConfusionMatrix
 
 from finola.data.loader import Batch
 from finola.drawing import confusion
+from finola.evaluation.classification import TOP, has_top5
 from finola.models.classifier import Classifier
 from finola.training.recipe import OptimSection
 from finola.training.tasks.base import Task, compute_and_reset
@@ -26,11 +27,11 @@ class ClassificationTask(Task):
     """Trains a `Classifier` (B, 3, S, S) -> logits (B, classes), by cross-entropy.
 
     Random erasing, mixup and cutmix act here, on the device; the crops and RandAugment belong to the loader. A batch
-    may also hold a frozen encoder's "features" in place of images. Scores: top-1 and top-5 accuracy in percent.
+    may also hold a frozen encoder's "features" in place of images. Scores: top-1 accuracy in percent, and top-5 of more
+    than five classes.
     """
 
     model: Classifier
-    scores = ("top1", "top5")
     unit = "%"
 
     def __init__(self, model: Classifier, optim: OptimSection, total_steps: int, **options: Any):
@@ -43,6 +44,8 @@ class ClassificationTask(Task):
         self.mixup = None
         if optim.mixup or optim.cutmix:
             self.mixup = Mixup(optim.mixup, optim.cutmix, label_smoothing=optim.label_smoothing, num_classes=classes)
+        self.chance = 100 / classes
+        self.scores = ("top1", "top5") if has_top5(classes) else ("top1",)
         self.val_top1 = MeanMetric(nan_strategy="disable")
         self.val_top5 = MeanMetric(nan_strategy="disable")
         self.val_confusion = MulticlassConfusionMatrix(classes)
@@ -83,14 +86,15 @@ class ClassificationTask(Task):
     def validate_batch(self, batch: Batch, batch_idx: int) -> None:
         labels, logits = batch["label"], self.logits(batch)
         self.val_loss.update(F.cross_entropy(logits, labels), weight=len(labels))
-        best = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]  # (B, 5)
+        best = logits.topk(min(TOP, logits.shape[1])).indices == labels[:, None]  # (B, 5)
         self.val_top1.update(100 * best[:, 0].float())
         self.val_top5.update(100 * best.any(1).float())
         self.val_confusion.update(logits, labels)
 
     def validation_scores(self) -> dict[str, Tensor]:
         self.confusion = compute_and_reset(self.val_confusion).cpu()
-        return {"top1": compute_and_reset(self.val_top1), "top5": compute_and_reset(self.val_top5)}
+        found = {"top1": compute_and_reset(self.val_top1), "top5": compute_and_reset(self.val_top5)}
+        return {name: found[name] for name in self.scores}
 
     def guess_loss(self, examples: Callable[[], Tensor]) -> tuple[float, str]:
         return math.log(self.model.config.num_classes), "guessing every class alike"

@@ -74,8 +74,20 @@ def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
             return False
         RESULTS.mkdir(parents=True, exist_ok=True)
         for kept, source in step["keep"].items():
-            shutil.copyfile(source.format(out=args.out), RESULTS / kept)
+            keep(Path(source.format(**vars(args))), RESULTS / kept, args)
     return True
+
+
+def keep(source: Path, kept: Path, args: argparse.Namespace) -> None:
+    """Copy a result; in JSON, folders are called what the page calls them."""
+    if source.suffix != ".json":
+        shutil.copyfile(source, kept)
+        return
+    text = source.read_text()
+    for name, place in PLACES.items():
+        if folder := getattr(args, name):
+            text = text.replace(str(folder), place)
+    kept.write_text(text)
 
 
 def expand(word: str) -> list[str]:

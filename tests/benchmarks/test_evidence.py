@@ -1,6 +1,7 @@
 """The script of the evidence: its commands are ours, and the page says what was kept."""
 
 import argparse
+import json
 import shlex
 
 import pytest
@@ -45,6 +46,7 @@ def test_a_claim_is_run_and_shown(tmp_path, monkeypatch):
     assert "Not run yet." in evidence.page([claim])
     args = argparse.Namespace(data=PHOTOGRAPHS, val=PHOTOGRAPHS, coco=None, out=tmp_path)
     assert evidence.run(claim, args)
+    assert json.loads((tmp_path / "kept" / "law.json").read_text())["data"] == ["TRAIN"]
     page = evidence.page([claim])
     assert "| patches of pixels | " in page and "2 images fitted, 2 judged" in page
     assert "![law](../results/evidence/law.png)" in page and "**Verdict: appears.** It does." in page

@@ -108,6 +108,11 @@ def test_the_weakest_and_strongest_magnitudes_run(magnitude):
         assert policy(picture(0), seed).mode == "RGB"
 
 
+def test_the_strongest_posterising_leaves_something_to_see():
+    policy = Policy("rand-m10-n1-p1-inc1")
+    assert all(np.ptp(np.asarray(policy(picture(0), seed))) > 0 for seed in range(40))
+
+
 def test_what_a_distortion_moves_in_is_the_mean_colour():
     """Of ImageNet, as in timm's recipes."""
     policy, white = Policy("rand-m10-n1-p1"), Image.new("RGB", (36, 30), "white")

@@ -265,7 +265,7 @@ def test_repetition_holds_q_everywhere_and_the_embedding_tells_positions_apart()
     ({"up": torch.zeros(3, 3)}, r"up: got shape \(3, 3\)"),
     ({"path": "diagonal"}, "path.*diagonal"),
     ({"norm": "group"}, "norm.*group"),
-    ({"size": (0, 4)}, "size"),
+    *(({"size": size}, "size: got .*, expected a height") for size in ((0, 4), (4, 0), (4.0, 4), (4, 4.0), (4,))),
     ({"implementation": "fast"}, "implementation.*'fast', expected one of auto, plain"),
 ])
 def test_bad_arguments_are_named(change, message):

@@ -29,6 +29,8 @@ if not in_clone:
 LANGUAGES = {*SHELL, "python", "text", "bibtex"}
 NOT_CHECKED = {  # beginnings of lines, and why nothing can be said of them here
     "git": "wants a network, or a clone with its history",
+    "mutmut": "is in no extra, and takes minutes",
+    "OMP_NUM_THREADS=1 mutmut": "the same",
     "sed": "of what git has cloned",
     "pytest": "of what git has cloned",
     "pip download": "wants a network",

@@ -104,10 +104,10 @@ def test_detrs_loss_and_views():
     assert (transforms.CROP_FROM, transforms.CROP_SIDES) == ((400, 500, 600), (384, 600))
     nothing = [{"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.long)}]
     one = [{"boxes": torch.tensor([[0.5, 0.5, 0.2, 0.2]]), "labels": torch.tensor([0])}]
-    logits, boxes = torch.tensor([[[[0.0, 2.0], [1.0, 0.0]]]]), torch.tensor([[[[0.5, 0.5, 0.2, 0.2]] * 2]])
+    logits, boxes = torch.tensor([[[[0.0, 0.0, 3.0], [1.0, 0.0, 0.0]]]]), torch.tensor([[[[0.5, 0.5, 0.2, 0.2]] * 2]])
     assert matcher.set_losses(logits, boxes, nothing)["class"] > 0
-    shares = torch.stack([1.0 * torch.log1p(torch.tensor(1.0).neg().exp()),  # the object's query is right
-                          0.1 * torch.log1p(torch.tensor(2.0).neg().exp())])  # "no object", a tenth as heavy
+    shares = torch.stack([1.0 * torch.log1p(2 * torch.tensor(-1.0).exp()),  # the object's query is right
+                          0.1 * torch.log1p(2 * torch.tensor(-3.0).exp())])  # "no object", a tenth as heavy
     found = matcher.set_losses(logits, boxes, one)["class"]
     torch.testing.assert_close(found, shares.sum() / 1.1)
 

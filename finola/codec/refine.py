@@ -50,7 +50,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
     positions = calibration.positions(q)
     own = quantiser.symbols(positions)
     places = quantiser.places(positions).requires_grad_()  # (B, C)
-    optimiser = torch.optim.Adam([places], lr=RATE, betas=(0.9, 0.99))
+    optimiser = torch.optim.Adam([places], betas=(0.9, 0.99))
     generator = torch.Generator(q.device).manual_seed(0)  # the same image becomes the same stream
     with frozen(model):
         for i in range(steps):
@@ -71,7 +71,7 @@ def between(places: Tensor, last: Tensor, temperature: float, generator: torch.G
     low = torch.minimum(places.detach().floor().clamp_min(0), last - 1)
     share = (places - low).clamp(1e-5, 1 - 1e-5)  # of the way to the next symbol
     logits = torch.stack([-torch.atanh(share), -torch.atanh(1 - share)]) / temperature
-    uniform = torch.rand(logits.shape, generator=generator, device=places.device).clamp(1e-9, 1 - 1e-7)
+    uniform = torch.rand(logits.shape, generator=generator, device=places.device).clamp_min(1e-9)
     weights = ((logits - torch.log(-torch.log(uniform))) / temperature).softmax(0)
     return low + weights[1]
 

@@ -83,7 +83,7 @@ def _rand_augment(name: str) -> Callable[[Image.Image], Image.Image]:
 
 
 def _keep_a_bit(bits_of: Callable[..., tuple[int]], magnitude: float, hparams: dict) -> tuple[int]:
-    """timm asks to keep 0 bits at the strongest posterising, which Pillow refuses; 1 is the least."""
+    """timm asks to keep 0 bits at the strongest posterising, which leaves a black image; 1 is the least."""
     (bits,) = bits_of(magnitude, hparams)
     return (max(1, bits),)
 

@@ -140,7 +140,7 @@ class Average(AveragedModel):
     """
 
     def __init__(self, model: nn.Module, device: torch.device, decay: float):
-        super().__init__(model, use_buffers=True)
+        super().__init__(model)
         self.module.to(device)
         self.decay = decay
 

@@ -1,6 +1,7 @@
 """The codec: what goes in comes out, at the size and rate that the arithmetic says."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -16,12 +17,12 @@ from tiny_codecs import CHANNELS, SIZE, picture, tiny_codec
 from finola.cli import main as cli
 from finola.codec import Calibration, Codec, calibration_path, find_calibration
 from finola.codec.calibrate import sensitivity
-from finola.codec.calibration import STEPS, model_id
+from finola.codec.calibration import BINS, STEPS, model_id
 from finola.codec.codec import choose_mode, choose_side, read_symbols
 from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
-from finola.codec.refine import between
+from finola.codec.refine import COLDEST, HOTTEST, RATE, ExpectedBits, between, bit_price, refine
 from finola.codec.refine import decode_tiles as paint
 from finola.data.examples import example_images
 from finola.data.images import upright_rgb
@@ -158,6 +159,67 @@ def test_refinement_is_never_farther_and_comes_nearer(codec):
     assert errors["refined"].sum() < errors["plain"].sum()
 
 
+@pytest.fixture
+def tiles(codec):
+    """Two squares and their q."""
+    x = torch.cat([squares for squares, _ in Tiling(64, 32, SIZE).cut(picture(64, 32), SIZE, 4)])
+    with torch.no_grad():
+        return x, codec.model.encode(x)
+
+
+def test_refinement_trades_error_for_bits_where_symbols_are_coded(codec, tiles):
+    (x, q), calibration = tiles, codec.calibration
+    quantiser, bits = calibration.quantiser(level=50), ExpectedBits(calibration, q.device)
+    found = {coded: refine(codec.model, calibration, quantiser, q, x, 15, coded) for coded in (True, False)}
+    own, coded, uncoded = (quantiser.centres(symbols) for symbols in
+                           (quantiser.symbols(calibration.positions(q)), found[True], found[False]))
+
+    def error(positions):
+        with torch.no_grad():
+            return (paint(codec.model, calibration.vectors(positions), SIZE) - x).square().flatten(1).sum(1)
+
+    price = bit_price(calibration, quantiser, x[0].numel())
+    assert bits(coded.float()).sum() < bits(uncoded.float()).sum() - 1
+    assert (error(coded) + price * bits(coded.float()) <= error(own) + price * bits(own.float()) + 1e-4).all()
+    assert (error(uncoded) <= error(own) + 1e-4).all()
+
+
+def test_refinement_anneals_as_it_says_whatever_was_drawn_before(codec, tiles, monkeypatch):
+    temperatures, rates, results, step = [], [], [], torch.optim.Adam.step
+    quantiser = codec.calibration.quantiser(level=50)
+
+    def spied(places, last, temperature, generator):
+        temperatures.append(temperature)
+        assert last.tolist() == (quantiser.levels - 1).tolist()
+        return between(places, last, temperature, generator)
+
+    monkeypatch.setattr("finola.codec.refine.between", spied)
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda adam: rates.append(adam.param_groups[0]["lr"]) or step(adam))
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        results.append(refine(codec.model, codec.calibration, quantiser, tiles[1], tiles[0], 5, True))
+    assert torch.equal(*results)
+    middle = (HOTTEST * COLDEST) ** 0.5
+    assert temperatures[:5:2] == pytest.approx([HOTTEST, middle, COLDEST])
+    assert rates[:5] == pytest.approx([RATE * math.cos(math.pi * i / 10) ** 2 for i in range(5)])
+
+
+def test_expected_bits_are_those_of_the_mean_table(codec):
+    """Between two bins in proportion, beyond the outermost as there; up to a constant."""
+    numbers = np.random.default_rng(0)
+    tables = numbers.integers(1, 1000, codec.calibration.tables.shape)
+    calibration = replace(codec.calibration, tables=tables)
+    positions = numbers.normal(0, 3000, (50, CHANNELS)).astype(np.float32)
+    expected = np.zeros(50)
+    for channel, parents in enumerate(calibration.parents):
+        guess = sum(weight / 256 * positions[:, parent]
+                    for weight, parent in zip(calibration.weights[channel], parents, strict=True) if parent >= 0)
+        bins = (positions[:, channel] - guess) * calibration.gain[channel] / 1024 + (BINS - 1) / 2
+        expected += np.interp(bins, np.arange(BINS), -np.log2(tables.sum(0) + 1))
+    found = ExpectedBits(calibration, torch.device("cpu"))(torch.from_numpy(positions)).numpy()
+    np.testing.assert_allclose(np.diff(found), np.diff(expected), atol=0.05)
+
+
 @pytest.mark.parametrize("quantiser", [Quantiser.from_bits(3, np.full(4, 30)), Quantiser.from_steps(np.full(4, 31))])
 def test_places_are_symbols_and_what_lies_between(quantiser):
     symbols = torch.arange(int(quantiser.levels[0]))[:, None].expand(-1, 4)
@@ -191,9 +253,10 @@ def test_symbols_are_the_nearest_centres(bits, step, values):
     assert torch.allclose((positions - chosen).abs(), nearest.to(positions))
 
 
-@given(st.integers(1, 3000))
+@given(st.integers(1, 9000))
 def test_a_level_has_a_symbol_at_the_mean(step):
     quantiser = Quantiser.from_steps(np.array([step]))
+    assert GRID // 16 <= quantiser.steps[0] <= 22 * GRID
     levels = int(quantiser.levels[0])
     centres = quantiser.centres(torch.arange(levels)[:, None])[:, 0]
     assert levels % 2 == 1 and centres[levels // 2] == 0

@@ -22,7 +22,17 @@ from finola.data import (
     build_loader,
     open_data,
 )
-from finola.data.crops import GOLDEN, RATIO, Augment, Crops, epoch_order, random_crops, splitmix64, uniforms
+from finola.data.crops import (
+    GOLDEN,
+    RATIO,
+    Augment,
+    Crops,
+    epoch_order,
+    policy_seeds,
+    random_crops,
+    splitmix64,
+    uniforms,
+)
 from finola.data.images import shorter_side
 from finola.data.in_memory import crop_and_resize, upload
 from finola.data.pack import Encoding, pack
@@ -137,6 +147,11 @@ def test_the_stream_never_changes():
     expected = [[0.1296456182997474, 0.049920065672091285], [0.591449498199162, 0.29252335542281827]]
     assert uniforms(0, 0, np.arange(2), 2).tolist() == expected
     assert epoch_order(8, 0, 1).tolist() == [6, 0, 4, 5, 2, 7, 1, 3]
+    draws = dict(indices=np.array([5, 9]), seed=1, epoch=2, view=1)
+    crops = random_crops(np.array([[300, 400], [500, 200]]), augment=Augment(), **draws)
+    assert crops.boxes[0] == pytest.approx([161.89221398, 42.59499227, 334.74128659, 221.13606827])
+    assert crops.boxes[1] == pytest.approx([13.79090431, 37.71847658, 174.8590701, 214.24931775])
+    assert policy_seeds(**draws) == [2524274856, 3249280954]
 
 
 def test_the_hash_is_splitmix64():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.constants import IMAGENET_DEFAULT_MEAN
 
 from finola.data import Augment, Batches, ImageFolder, ResidentImages, ResidentLoader, build_loader
 from finola.data.crops import policy_seeds, random_crops, uniforms
@@ -105,6 +106,19 @@ def test_the_weakest_and_strongest_magnitudes_run(magnitude):
     policy = Policy(f"rand-{magnitude}-n4-p1")
     for seed in range(40):  # each operation is drawn by some seed with all but certainty
         assert policy(picture(0), seed).mode == "RGB"
+
+
+def test_the_strongest_posterising_leaves_something_to_see():
+    policy = Policy("rand-m10-n1-p1-inc1")
+    assert all(np.ptp(np.asarray(policy(picture(0), seed))) > 0 for seed in range(40))
+
+
+def test_what_a_distortion_moves_in_is_the_mean_colour():
+    """Of ImageNet, as in timm's recipes."""
+    policy, white = Policy("rand-m10-n1-p1"), Image.new("RGB", (36, 30), "white")
+    seen = {colour for seed in range(20) for _, colour in policy(white, seed).getcolors()}
+    mean = tuple(round(255 * share) for share in IMAGENET_DEFAULT_MEAN)
+    assert mean in seen and (128, 128, 128) not in seen  # timm's own, where it is not told
 
 
 def test_no_view_is_refused():

@@ -212,6 +212,15 @@ def test_a_view_is_a_function_of_seed_epoch_and_index():
     assert len(set(by_run)) == 4 and all(len(set(run)) > 4 for run in by_run)
 
 
+def test_the_views_never_change():
+    """Resuming relies on it, in later versions too."""
+    policy = ViewPolicy((480, 640, 800), max_size=1333, crop=True)
+    whole, crop = (random_view((480, 640), index, seed=1, epoch=2, policy=policy) for index in (3, 6))
+    assert whole == View((0, 0, 640, 480), (640, 853), flip=True)
+    assert crop.box == pytest.approx((80.59970014992504, 41.28, 603.5382308845577, 456.0))
+    assert (crop.size, crop.flip) == ((800, 1009), True)
+
+
 def test_what_views_are_drawn():
     """DETR's own sizes: half mirrored, half cropped; crops of 384 ... 600 of shorter sides of 400, 500, 600."""
     policy = ViewPolicy((480, 640, 800), max_size=1333, crop=True)

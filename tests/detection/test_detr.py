@@ -140,6 +140,21 @@ def test_detections_are_every_query_s_likeliest_class(images, padding):
         torch.testing.assert_close(box, corners.clamp(min=0).minimum(torch.tensor([96.0, 64, 96, 64])))
 
 
+def test_what_is_exported_finds_what_is_detected():
+    model = tiny(image_size=80).eval()
+    with torch.no_grad():
+        model.outputs.box[-1].weight.mul_(100)  # boxes of all sizes, many of them partly outside
+    part = model.export_parts()["detector"]
+    assert part.example.shape == (2, 3, 64, 64) and (part.argument, part.results) == ("image", ("scores", "boxes"))
+    x, sizes = torch.rand(part.example.shape), torch.full((2, 2), 64)
+    scores, boxes = part.function(x)
+    assert scores.shape == (2, QUERIES, CLASSES)
+    for found, score, box in zip(model.detect(x, None, sizes, sizes), scores, boxes, strict=True):
+        order = score.max(-1).values.argsort(descending=True)
+        torch.testing.assert_close((found["scores"], found["labels"]), tuple(score[order].max(-1)))
+        torch.testing.assert_close(found["boxes"], 64 * box[order])
+
+
 def test_boxes_follow_the_size_of_the_original(images, padding):
     model = tiny().eval()
     once, twice = (model.detect(images, padding, SIZES, times * SIZES) for times in (1, 2))
@@ -215,6 +230,9 @@ def test_a_mobile_former_does_not_see_the_padding(head):
     for one, same, other in zip(alone, beside, unmarked, strict=True):
         torch.testing.assert_close(one, same, atol=1e-5, rtol=1e-4)
         assert (one - other).abs().max() > 1e-3
+    objects = [{"boxes": torch.tensor([[10.0, 5, 60, 45]]), "labels": torch.tensor([2])}]
+    torch.testing.assert_close(model.losses(room, padding_of(size, 96, 128), size, objects),
+                               model.losses(picture, padding_of(size, 64, 96), size, objects), atol=1e-4, rtol=1e-4)
 
 
 def test_the_transformer_does_not_see_the_padding():

@@ -255,3 +255,5 @@ def test_learning_rate():
     assert rates[0] == pytest.approx(0.1) and rates[9] == rates[10] == 1.0
     assert rates[55] == pytest.approx(0.5) and 0 < rates[-1] < 1e-3
     assert load_recipe("imagenet/default", ["--optim.epochs", "10"]).optim.warmup == 0.5
+    rates = [learning_rate(step, 10, 0.2, 1.0, milestones=(0.5, 0.8)) for step in range(10)]
+    assert rates == pytest.approx([0.5, 1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01])

@@ -4,6 +4,7 @@ overrides, names, files and links lead somewhere. The commands are run by tests/
 from __future__ import annotations
 
 import argparse
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -14,7 +15,6 @@ import torch
 from pages import PAGES, ROOT, SHELL, blocks, in_clone, shell_lines
 from pictures import photo
 
-import finola
 from finola.cli.main import build_parser
 from finola.cli.options import split_overrides
 from finola.errors import RecipeError
@@ -116,9 +116,7 @@ def test_links_and_names_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         assert target.startswith("http") or (page.parent / target).exists(), target
     for name in re.findall(r"`(finola(?:\.\w+)+)`", text):
-        found = finola
-        for part in name.split(".")[1:]:
-            found = getattr(found, part)
+        pkgutil.resolve_name(name)
 
 
 def test_no_page_names_files_that_a_clone_alone_has():

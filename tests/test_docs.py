@@ -15,6 +15,7 @@ import torch
 from pages import PAGES, ROOT, SHELL, blocks, in_clone, shell_lines
 from pictures import photo
 
+import finola
 from finola.cli.main import build_parser
 from finola.cli.options import split_overrides
 from finola.errors import RecipeError

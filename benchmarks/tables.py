@@ -204,7 +204,8 @@ def _options() -> list[str]:
         lines.append(f"| {row['codec']} | {options} | {psnr} | {row['encoding_time']:.2f} |")
     ours = {row["codec"]: row["psnr"] for row in result["results"] if not row["changed"]}
     missed = max(row["psnr"][rate] - ours[row["codec"]][rate] for row in result["results"] for rate in rates)
-    return [*lines, "", f"No other option would add more than {missed:.2f} dB.", "", f"`python benchmarks/codec_options.py kodak --limit {result['images']}`, Pillow "
+    return [*lines, "", f"No other option would add more than {missed:.2f} dB.", "",
+            f"`python benchmarks/codec_options.py kodak --limit {result['images']}`, Pillow "
             f"{result['pillow']}; {made_by(result)}. Other work ran on the same cores."]
 
 

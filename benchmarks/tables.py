@@ -99,8 +99,8 @@ def throughput() -> str:
     parts = ("data", "encoder and pooling", "autoregression", "decoder")
     lines = ["## A training step of the shipped recipe", "",
              f"Images per second in bf16, batches of {result['batch_size']}, forward and backward, in one run: the "
-             f"whole step {rates['step']:.0f}; compiled, it is {compiled / eager:.2f} times as fast ({compiled:.0f} beside "
-             f"{eager:.0f}, the data left out). Its parts:", "", "| part | images/s |", "|---|---|"]
+             f"whole step {rates['step']:.0f}; compiled, it is {compiled / eager:.2f} times as fast ({compiled:.0f} "
+             f"beside {eager:.0f}, the data left out). Its parts:", "", "| part | images/s |", "|---|---|"]
     lines += [f"| {name} | {rates[name]:.0f} |" for name in parts]
     return "\n".join([*lines, "", f"`python benchmarks/throughput.py --data imagenette160/train`; {made_by(result)}."])
 

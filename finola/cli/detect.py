@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finola.cli import train
-from finola.cli.images import find_images, name_panels
+from finola.cli.images import find_images, go_through, name_panels, raise_worst
 from finola.cli.options import (
     SOURCES,
     Subparsers,
@@ -21,7 +21,7 @@ from finola.cli.options import (
     weights_identity,
     weights_path,
 )
-from finola.errors import DataError, RecipeError
+from finola.errors import RecipeError
 
 if TYPE_CHECKING:
     from finola.detection.coco import CocoDetection
@@ -207,27 +207,24 @@ def _add_predict(commands: Subparsers) -> None:
 
 
 def _predict(args: argparse.Namespace) -> None:
-    from tqdm import tqdm
-
     from finola.detection.detector import require_detector
     from finola.files import write_json
 
     paths, faults = find_images(args.images)
     drawn = name_panels(paths, Path(args.out))
-    model, total = open_weights(args, require_detector), len(paths) + len(faults)
-    results: list[dict] = []
-    with tqdm(paths, unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
-        for number, path in enumerate(bar, start=1):
-            try:
-                results += _predict_one(args, model, path, number, drawn[path])
-            except DataError as error:
-                faults.append(str(error))
-                tqdm.write(f"failed: {error}", file=sys.stderr)
+    model = open_weights(args, require_detector)
+    numbers = {path: number for number, path in enumerate(paths, start=1)}
+
+    def work(path: Path, target: Path) -> list[dict]:
+        return _predict_one(args, model, path, numbers[path], target)
+
+    found, errors = go_through(drawn, work, faults, sys.stderr.isatty() and not args.json)
+    results = [detection for image in found for detection in image]
     write_json(Path(args.out) / "detections.json", results, indent=None)
     if args.json:
-        print(json.dumps({"detections": results, "failed": faults}))
-    if faults:
-        raise DataError(f"{len(faults)} of {total} failed; the first: {faults[0]}")
+        print(json.dumps({"detections": results, "failed": [str(error) for error in errors]}))
+    if errors:
+        raise_worst(errors, len(found))
 
 
 def _predict_one(args: argparse.Namespace, model: Detector, path: Path, number: int, target: Path) -> list[dict]:

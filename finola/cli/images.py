@@ -100,7 +100,7 @@ def refuse_overwriting(paths: Iterable[Path], out: Path) -> None:
 def go_through(
     results: Mapping[Path, Path], work: Callable[[Path, Path], T], faults: list[str], show: bool
 ) -> tuple[list[T], list[FinolaError]]:
-    """`work(file, result)` for one file after another, past those that fail: a line on stderr for each of these.
+    """`work(file, result)` for one file after another, past those that fail.
 
     Args:
         faults: messages of `find_files`, which count as failures.
@@ -112,19 +112,33 @@ def go_through(
     from tqdm import tqdm
 
     done: list[T] = []
-    errors: list[FinolaError] = [DataError(fault) for fault in faults]
-    for error in errors:
-        print(f"failed: {error}", file=sys.stderr)
+    total = len(results) + len(faults)
+    errors = as_errors(faults, total)
     for path, result in tqdm(results.items(), "files", unit="file", disable=not show):
         try:
             done.append(work(path, result))
         except FinolaError as error:
-            errors.append(error)
-            tqdm.write(f"failed: {error}", file=sys.stderr)
+            errors.append(tell(error, total))
     return done, errors
 
 
+def as_errors(faults: list[str], total: int) -> list[FinolaError]:
+    """The messages of `find_files` as errors, each told."""
+    return [tell(DataError(fault), total) for fault in faults]
+
+
+def tell(error: FinolaError, total: int) -> FinolaError:
+    """A line on stderr for one of `total` files that failed; of a single one, `raise_worst` has the only line."""
+    from tqdm import tqdm
+
+    if total > 1:
+        tqdm.write(f"failed: {error}", file=sys.stderr)
+    return error
+
+
 def raise_worst(errors: list[FinolaError], done: int) -> NoReturn:
-    """One error for all: that with the highest exit code says how many failed, and the first."""
+    """One error for all: that with the highest exit code says how many failed, and the first. A single one as it is."""
+    if done + len(errors) == 1:
+        raise errors[0]
     worst = max(errors, key=lambda error: error.exit_code)
     raise type(worst)(f"{len(errors)} of {done + len(errors)} failed; the first: {errors[0]}")

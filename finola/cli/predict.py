@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finola.cli.images import find_images, name_panels
+from finola.cli.images import as_errors, find_images, name_panels, raise_worst, tell
 from finola.cli.options import SOURCES, Subparsers, add_crop_pct, add_device, open_weights, positive
-from finola.errors import DataError
+from finola.errors import DataError, FinolaError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,15 +52,17 @@ def run(args: argparse.Namespace) -> None:
     paths, faults = find_images(args.images)
     charts = name_panels(paths, Path(args.out)) if args.out else {}
     model = open_weights(args, require_classifier)
-    results = _predict_all(args, model, paths, charts, faults)
+    errors = as_errors(faults, len(paths) + len(faults))
+    results = _predict_all(args, model, paths, charts, errors)
     if args.json:
-        print(json.dumps({"images": results, "failed": faults}))
-    if faults:
-        raise DataError(f"{len(faults)} of {len(results) + len(faults)} failed; the first: {faults[0]}")
+        print(json.dumps({"images": results, "failed": [str(error) for error in errors]}))
+    if errors:
+        raise_worst(errors, len(results))
 
 
 def _predict_all(
-    args: argparse.Namespace, model: Classifier, paths: list[Path], charts: dict[Path, Path], faults: list[str]
+    args: argparse.Namespace, model: Classifier, paths: list[Path], charts: dict[Path, Path],
+    errors: list[FinolaError],
 ) -> list[dict]:
     import torch
     from tqdm import tqdm
@@ -68,10 +70,12 @@ def _predict_all(
     from finola.inference.classify import predict_squares
 
     results: list[dict] = []
+    total = len(paths) + len(errors)
     with tqdm(total=len(paths), unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
         for first in range(0, len(paths), args.batch_size):
             batch = paths[first : first + args.batch_size]
-            squares = _load_squares(batch, model.config.image_size, args.crop_pct or model.config.crop_pct, faults)
+            squares = _load_squares(batch, model.config.image_size, args.crop_pct or model.config.crop_pct, errors,
+                                    total)
             if squares:
                 predicted = predict_squares(model, torch.stack(list(squares.values())), args.top)
                 results += [_report(args, path, best, charts) for path, best in zip(squares, predicted, strict=True)]
@@ -79,10 +83,10 @@ def _predict_all(
     return results
 
 
-def _load_squares(paths: list[Path], size: int, crop_pct: float, faults: list[str]) -> dict[Path, Tensor]:
-    """The squares of the images that can be decoded; of the others, what is wrong is printed and put in `faults`."""
-    from tqdm import tqdm
-
+def _load_squares(
+    paths: list[Path], size: int, crop_pct: float, errors: list[FinolaError], total: int
+) -> dict[Path, Tensor]:
+    """The squares of the images that can be decoded; what is wrong with the others is told and put in `errors`."""
     from finola.data.images import load_square
 
     squares = {}
@@ -90,8 +94,7 @@ def _load_squares(paths: list[Path], size: int, crop_pct: float, faults: list[st
         try:
             squares[path] = load_square(path, size, crop_pct)
         except DataError as error:
-            faults.append(str(error))
-            tqdm.write(f"failed: {error}", file=sys.stderr)
+            errors.append(tell(error, total))
     return squares
 
 

@@ -78,8 +78,10 @@ class LinearHead(nn.Module):
 class TransformerHead(nn.Module):
     """Pre-norm transformer blocks over the map's positions and one class token, which is classified.
 
-    The map's channels and the encoder's token each pass a linear layer to D channels; the token goes in front as
-    the class token. The encoder supplies the positions, so there is no embedding of them.
+    The map's channels and the encoder's token each pass a BatchNorm without affine, as in the linear head (not in the
+    paper; without it what the images have in common, large beside what tells them apart, slows the head down), and a
+    linear layer to D channels; the token goes in front as the class token. The encoder supplies the positions, so there
+    is no embedding of them.
 
     Args:
         depth: number of blocks, each with D/64 attention heads and an MLP of 4 D.
@@ -104,6 +106,8 @@ class TransformerHead(nn.Module):
             raise FinolaError(f"dropout: got {dropout}, expected 0 <= dropout < 1")
         from timm.models.vision_transformer import Block
 
+        self.map_norm = nn.BatchNorm1d(channels, affine=False, eps=1e-6)
+        self.token_norm = nn.BatchNorm1d(token_dim, affine=False, eps=1e-6)
         self.map_projection = _linear(channels, width)
         self.token_projection = _linear(token_dim, width)
         self.blocks = nn.Sequential(
@@ -124,8 +128,8 @@ class TransformerHead(nn.Module):
 
     def classify(self, map: Tensor, token: Tensor) -> Tensor:
         """map (B, W, h, w), token (B, d) -> logits (B, classes)."""
-        positions = self.map_projection(map.flatten(2).mT)  # (B, h w, D)
-        first = self.token_projection(token)[:, None]  # (B, 1, D)
+        positions = self.map_projection(self.map_norm(map.flatten(2)).mT)  # (B, h w, D)
+        first = self.token_projection(self.token_norm(token))[:, None]  # (B, 1, D)
         mixed = self.blocks(torch.cat([first, positions], dim=1))  # (B, 1 + h w, D)
         logits: Tensor = self.fc(self.dropout(self.norm(mixed[:, 0])))
         return logits

@@ -76,6 +76,15 @@ def test_the_linear_head_is_blind_to_scale_and_offset():
     assert [name for name, _ in head.named_parameters()] == ["fc.weight", "fc.bias"]
 
 
+def test_a_transformer_does_not_see_scale_and_offset_of_the_features():
+    """In training: what all images have in common is taken away before the first layer."""
+    torch.manual_seed(0)
+    head = TransformerHead(24, 16, 5, depth=1, width=64)
+    features, token = torch.rand(4, 24, 3, 2), torch.rand(4, 16)
+    torch.testing.assert_close(head(features, token), head(7 * features - 2, 3 * token + 1), rtol=1e-3, atol=1e-4)
+    assert not any("norm" in name and name.startswith(("map", "token")) for name, _ in head.named_parameters())
+
+
 @pytest.mark.parametrize(
     "channels, token_dim, width",
     [(720, 192, 192), (1440, 256, 384), (2880, 256, 768), (4320, 256, 768), (192, 192, 192)],

@@ -12,6 +12,7 @@ if not torch.cuda.is_available():  # Triton asks when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from coco_data import RECIPES
+from hypothesis import HealthCheck, settings
 from tiny_models import autoencoder
 from training import RECIPE, make_images
 
@@ -19,6 +20,9 @@ from finola.weights import save_weights
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 
 @pytest.fixture(autouse=True)

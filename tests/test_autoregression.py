@@ -44,7 +44,7 @@ def assert_same(actual, expected, tolerance=1e-10):
 
 @pytest.mark.parametrize("norm", ["layer", "none"])
 @pytest.mark.parametrize("path", PATHS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(size=sizes, data=st.data())
 def test_equals_the_literal_recursion_with_gradients(path, norm, size, data):
     origin = data.draw(st.tuples(st.integers(0, size[0] - 1), st.integers(0, size[1] - 1)))

@@ -48,7 +48,7 @@ def space(model):
 # --- statistics --------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 30), max_size=5), seed=st.integers(0, 100))
 def test_statistics_are_numpys_however_the_vectors_are_split(cuts, seed):
     q = vectors(30, seed=seed)
@@ -60,7 +60,7 @@ def test_statistics_are_numpys_however_the_vectors_are_split(cuts, seed):
     np.testing.assert_allclose(statistics.covariance(), covariance, atol=1e-10 * np.abs(covariance).max())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cut=st.integers(0, 30))
 def test_merged_statistics_are_those_of_all_vectors(cut):
     q = vectors(30)

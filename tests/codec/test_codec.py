@@ -282,7 +282,7 @@ def test_bits_are_packed_without_loss(bits, tiles, channels, random):
 # --- entropy coding ----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([{"bits": 1}, {"bits": 4}, {"bits": 8}, {"level": 1}, {"level": 50}, {"level": 100}]),
        st.integers(1, 300), st.integers(0, 2**31))
 def test_any_symbols_are_decoded(way, tiles, seed):
@@ -330,7 +330,7 @@ def test_coding_saves_on_what_the_calibration_saw(codec):
 # --- tiles -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(16, 64), st.integers(0, 8))
 def test_tiles_paint_what_was_cut(width, height, side, overlap):
     row, column = np.arange(width)[None, :, None], np.arange(height)[:, None, None]

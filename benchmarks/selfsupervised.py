@@ -124,8 +124,7 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
 
 
 def run(command: str, recipe: str, out: Path, words: tuple[str, ...], args: argparse.Namespace) -> None:
-    result = out / "result.json"
-    if result.exists() and json.loads(result.read_text())["finished"]:
+    if has_finished(out):
         return
     if recipe in VIT:
         words = (*words, "--model.name", "vit_tiny_patch16_224+tran1")
@@ -139,7 +138,13 @@ def neighbours(weights: Path, folder: Path, args: argparse.Namespace) -> None:
         call("eval", str(weights), "--knn", "--train", args.data, "--data", args.val, "--out", str(out))
 
 
-def call(*words: str) -> None:
+def has_finished(run: Path) -> bool:
+    result = run / "result.json"
+    return result.exists() and json.loads(result.read_text())["finished"]
+
+
+def call(*words: str | Path) -> None:
+    """The command line, in a process of its own."""
     subprocess.run([sys.executable, "-m", "finola.cli", *words], check=True)
 
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from selfsupervised import call, has_finished
 
 from finola.cli.options import positive
 from finola.files import write_json
@@ -65,16 +64,12 @@ def write_folds(coco: dict[str, Any], out: Path, category: str = "person") -> li
 
 def run(args: argparse.Namespace, train: Path, val: Path, weights: str, mode: str, out: Path) -> dict[str, float]:
     """One detector, trained to its end unless it has been; its scores on the other half."""
-    result = out / "result.json"
-    if not (result.exists() and json.loads(result.read_text())["finished"]):
-        images = args.coco / "train2017"
-        subprocess.run([
-            sys.executable, "-m", "finola.cli", "detect", "train", "coco128/finetuned_default", "--data", train, images,
-            "--val", val, images, "--weights", weights, "--out", out, "--resume", "--data.hflip", "true",
-            "--optim.freeze_encoder", MODES[mode], "--optim.epochs", str(args.epochs), "--trainer.val_every",
-            str(args.epochs),
-        ], check=True)
-    last = json.loads(result.read_text())["history"][-1]
+    if not has_finished(out):
+        images, epochs = args.coco / "train2017", str(args.epochs)
+        call("detect", "train", "coco128/finetuned_default", "--data", train, images, "--val", val, images,
+             "--weights", weights, "--out", out, "--resume", "--data.hflip", "true", "--optim.freeze_encoder",
+             MODES[mode], "--optim.epochs", epochs, "--trainer.val_every", epochs)
+    last = json.loads((out / "result.json").read_text())["history"][-1]
     return {"box_ap": last["val_box_ap"], "box_ap50": last["val_box_ap50"]}
 
 

@@ -163,19 +163,20 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.4), layout="constrained", dpi=110)
+    banded = len(measured) <= MAX_BANDS
     for axes, name in zip(figure.subplots(1, 2), ("raw", "standardised"), strict=True):
         for label, curvatures in measured.items():
             scores = getattr(curvatures, name).double()
             low, middle, high = (scores.quantile(q, dim=0) for q in QUANTILES.values())  # (top,) each
             ranks = range(1, len(middle) + 1)
             (line,) = axes.plot(ranks, middle, label=label)
-            if len(measured) <= MAX_BANDS:
+            if banded:
                 axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
         axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
         axes.set_ylabel("peak Gaussian curvature (root mean square)")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-        axes.legend(title="median, 10 to 90 % of images" if len(measured) <= MAX_BANDS else "median")
+        axes.legend(title="median, 10 to 90 % of images" if banded else "median")
     return rasterise(figure)
 
 

@@ -77,10 +77,11 @@ class LeastSquares:
         self.total = self.total + z.double().sum((0, 2, 3))
         for direction in DIRECTIONS:
             rows, step = steps(z, direction)
+            step = step.double()
             for law in LAWS:
                 x = _inputs(law, rows).double()
                 square, cross = self._products.get((law, direction), (0.0, 0.0))
-                self._products[law, direction] = (square + x.T @ x, cross + x.T @ step.double())
+                self._products[law, direction] = (square + x.T @ x, cross + x.T @ step)
 
     def solve(self) -> Fitted:
         """DataError where nothing was added."""

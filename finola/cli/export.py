@@ -128,5 +128,5 @@ def _card(exported: list[Exported], identity: dict[str, Any], config: ModelConfi
     return CARD.format(
         title=Path(identity["weights"]).stem, weights=identity["weights"], sha256=identity["sha256"],
         rows="\n".join(rows), first=first.path.name, results=results, argument=argument, side=shape[-1],
-        shorter=shorter_side(shape[-1], config.crop_pct), meaning=" ".join(filter(None, (x.meaning for x in exported))),
+        shorter=shorter_side(shape[-1], config.crop_pct), meaning=" ".join(part.meaning for part in exported),
         imports="import json\n\n" if named else "", classes=CLASSES if named else "")

@@ -52,8 +52,7 @@ def run(args: argparse.Namespace) -> None:
     paths, faults = find_images(args.images)
     charts = name_panels(paths, Path(args.out)) if args.out else {}
     model = open_weights(args, require_classifier)
-    errors = as_errors(faults, len(paths) + len(faults))
-    results = _predict_all(args, model, paths, charts, errors)
+    results, errors = _predict_all(args, model, paths, charts, faults)
     if args.json:
         print(json.dumps({"images": results, "failed": [str(error) for error in errors]}))
     if errors:
@@ -61,26 +60,27 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _predict_all(
-    args: argparse.Namespace, model: Classifier, paths: list[Path], charts: dict[Path, Path],
-    errors: list[FinolaError],
-) -> list[dict]:
+    args: argparse.Namespace, model: Classifier, paths: list[Path], charts: dict[Path, Path], faults: list[str]
+) -> tuple[list[dict], list[FinolaError]]:
+    """As `go_through`, batch after batch."""
     import torch
     from tqdm import tqdm
 
     from finola.inference.classify import predict_squares
 
     results: list[dict] = []
-    total = len(paths) + len(errors)
+    total = len(paths) + len(faults)
+    errors = as_errors(faults, total)
+    crop_pct = args.crop_pct or model.config.crop_pct
     with tqdm(total=len(paths), unit="image", disable=args.json or not sys.stderr.isatty()) as bar:
         for first in range(0, len(paths), args.batch_size):
             batch = paths[first : first + args.batch_size]
-            squares = _load_squares(batch, model.config.image_size, args.crop_pct or model.config.crop_pct, errors,
-                                    total)
+            squares = _load_squares(batch, model.config.image_size, crop_pct, errors, total)
             if squares:
                 predicted = predict_squares(model, torch.stack(list(squares.values())), args.top)
                 results += [_report(args, path, best, charts) for path, best in zip(squares, predicted, strict=True)]
             bar.update(len(batch))
-    return results
+    return results, errors
 
 
 def _load_squares(

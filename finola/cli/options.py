@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -176,6 +176,20 @@ def weights_identity(path: Path, config: ModelConfig) -> dict[str, Any]:
     from finola.weights import weights_hash
 
     return {"weights": path.name, "sha256": weights_hash(path), "config": config.to_dict()}
+
+
+def tell_apart(files: Sequence[Path]) -> list[str]:
+    """A name for each weights file: the last parts of its path, as few as tell all of them apart. A run's
+    `weights.safetensors` goes by its folder. Files given twice are numbered."""
+    paths = [file.absolute() for file in files]
+    parts = [path.parent.parts if path.stem == "weights" else (*path.parent.parts, path.stem) for path in paths]
+    names, different = [""] * len(files), len(set(parts))
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-length:]) for part in parts]
+        if len(set(names)) == different:
+            break
+    return [name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+            for place, name in enumerate(names)]
 
 
 def open_device(name: str | None) -> torch.device:

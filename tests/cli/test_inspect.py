@@ -13,6 +13,7 @@ from tiny_models import CHANNELS, autoencoder
 from finola.analysis.embedding import embedding_space
 from finola.analysis.statistics import FORMAT, Statistics, save_statistics
 from finola.cli import main as cli
+from finola.cli.options import tell_apart
 from finola.errors import DataError, FinolaError
 from finola.factory import create_model
 from finola.weights import save_weights, weights_hash
@@ -173,6 +174,30 @@ def test_models_of_another_kind(pictures, statistics, tmp_path, capsys):
     assert "c.st: got a model of kind 'classifier'" in fails(capsys, 4, *words)
     line = fails(capsys, 4, *curvature(pictures, tmp_path / "out", "--weights", classifier))
     assert "c.st: got a model of kind 'classifier'" in line
+
+
+@pytest.mark.parametrize(("files", "names"), [
+    (["a/b.safetensors"], ["b"]),
+    (["runs/e/weights.safetensors"], ["e"]),
+    (["e/seed0/pretraining/weights.safetensors", "e/seed1/pretraining/weights.safetensors"],
+     ["seed0/pretraining", "seed1/pretraining"]),
+    (["e/seed0/weights.safetensors", "b/seed0/weights.safetensors", "b.safetensors"],
+     ["e/seed0", "b/seed0", "{here}/b"]),
+    (["b.safetensors", "b.safetensors", "c.safetensors"], ["b (1)", "b (2)", "c"]),
+])  # fmt: skip
+def test_models_are_told_apart(files, names, tmp_path):
+    expected = [name.format(here=tmp_path.name) for name in names]
+    assert tell_apart([tmp_path / file for file in files]) == expected
+
+
+def test_curvature_of_two_runs_of_one_name(pictures, weights, tmp_path, capsys):
+    runs = [tmp_path / f"seed{seed}" / "pretraining" / "weights.safetensors" for seed in (0, 1)]
+    for path in runs:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(weights.read_bytes())
+    code, printed, _ = run(capsys, *curvature(pictures, tmp_path / "out", "--top", 2, "--json", "--weights", *runs))
+    labels = [model["label"] for model in json.loads(printed)["models"]]
+    assert code == 0 and labels == ["FINOLA, seed0/pretraining", "FINOLA, seed1/pretraining"]
 
 
 def test_the_last_model_is_tried_before_the_first_sees_the_data(pictures, weights, tmp_path, capsys):

@@ -16,6 +16,7 @@ from finola.cli.options import (
     open_device,
     open_limited,
     positive,
+    tell_apart,
     weights_identity,
 )
 from finola.files import check_folder
@@ -85,13 +86,9 @@ def _open_models(args: argparse.Namespace, device: torch.device) -> dict[str, tu
     names = args.model or ([] if args.weights else [DEFAULT_MODEL])
     opened = [(pretrained_path(name), create_model(name, pretrained=True)) for name in names]
     opened += [(path, load_weights(path)) for path in map(find_weights, args.weights)]
-    models: dict[str, tuple[Path, GrowingModel]] = {}
-    for number, (path, opened_model) in enumerate(opened, 1):
-        model = require_growing_map(opened_model, path)
-        label = _label(model.config, path)
-        label = f"{label} ({number})" if label in models else label
-        models[label] = (path, model.to(device).eval())
-    return models
+    labels = tell_apart([path for path, _ in opened])
+    return {f"{_kind(model.config)}, {label}": (path, require_growing_map(model, path).to(device).eval())
+            for label, (path, model) in zip(labels, opened, strict=True)}
 
 
 def _try_on_nothing(args: argparse.Namespace, models: dict[str, tuple[Path, GrowingModel]]) -> None:
@@ -106,13 +103,12 @@ def _try_on_nothing(args: argparse.Namespace, models: dict[str, tuple[Path, Grow
         measure_curvature(model, [{"image": black}], args.top, args.interior)
 
 
-def _label(config: ModelConfig, path: Path) -> str:
+def _kind(config: ModelConfig) -> str:
     from finola.models.masked import MaskedConfig
 
-    kind = "FINOLA"
     if isinstance(config, MaskedConfig):
-        kind = "masked FINOLA-B" if config.variant == "block" else "masked FINOLA-E"
-    return f"{kind}, {path.parent.name if path.stem == 'weights' else path.stem}"  # a run's weights by its folder
+        return "masked FINOLA-B" if config.variant == "block" else "masked FINOLA-E"
+    return "FINOLA"
 
 
 def _result(args: argparse.Namespace, models: dict[str, tuple[Path, GrowingModel]], measured: dict[str, Curvatures],

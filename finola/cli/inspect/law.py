@@ -16,6 +16,7 @@ from finola.cli.options import (
     add_reading,
     open_device,
     open_limited,
+    tell_apart,
     weights_identity,
 )
 from finola.errors import RecipeError
@@ -67,8 +68,9 @@ def run(args: argparse.Namespace) -> None:
     out, device = check_folder(args.out), open_device(args.device)
     models = _open_models(args, device)
     size = models[0][1].config.image_size
-    sources = {name: maps for path, model in models
-               for name, maps in _sources(_name(path, models), model).items()}
+    names = tell_apart([path for path, _ in models])
+    sources = {of: maps for name, (_, model) in zip(names, models, strict=True)
+               for of, maps in _sources(name, model).items()}
     sources |= {"patches of pixels": _patches}
     sets = [open_limited(paths, args.limit) for paths in (args.data, args.val)]
     show = sys.stderr.isatty() and not args.json
@@ -97,12 +99,6 @@ def _open_models(args: argparse.Namespace, device: torch.device) -> list[tuple[P
         raise RecipeError(f"--weights: models of several image sizes, {', '.join(map(str, sorted(sizes)))} pixels; name"
                           " those of one")
     return models
-
-
-def _name(path: Path, models: list[tuple[Path, ImageModel]]) -> str:
-    """The file's name; of several files of one name, as runs leave them, with the folder."""
-    alike = [other for other, _ in models if other.stem == path.stem]
-    return path.stem if len(alike) == 1 else f"{path.parent.name}/{path.stem}"
 
 
 def _sources(name: str, model: ImageModel) -> dict[str, Maps]:

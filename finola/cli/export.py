@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     model = load_weights(source).eval()
     side = next(iter(model.export_parts().values())).example.shape[-1]
     images = torch.stack([load_square(image, side, model.config.crop_pct) for image in _images(args.data)])
-    exported = export(model, out, images)
+    exported = export(model, out, images, progress=sys.stderr.isatty() and not args.json)
     identity = weights_identity(source, model.config)
     with atomic_write(out / "README.md") as path:
         path.write_text(_card(exported, identity, model.config), encoding="utf-8")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from finola.autoregression import Finola
 from finola.evaluation.speed import seconds
@@ -34,7 +35,7 @@ class Exported(NamedTuple):
     meaning: str
 
 
-def export(model: ImageModel, folder: str | Path, images: Tensor) -> list[Exported]:
+def export(model: ImageModel, folder: str | Path, images: Tensor, *, progress: bool = False) -> list[Exported]:
     """Write a model's parts as ONNX files, and run each beside torch. The names of a model's classes stand in their
     metadata: "classes", a JSON list.
 
@@ -43,6 +44,7 @@ def export(model: ImageModel, folder: str | Path, images: Tensor) -> list[Export
             evaluation mode.
         folder: for the files; what has their names there is replaced.
         images: (B, 3, S, S) in [0, 1], B at least 2, to compare on.
+        progress: show a bar: a file takes about half a minute.
 
     Raises:
         FinolaError: another kind of model, or one in training mode.
@@ -50,8 +52,8 @@ def export(model: ImageModel, folder: str | Path, images: Tensor) -> list[Export
         ModuleNotFoundError: without the extra 'export'.
     """
     require_evaluation(model)
-    found, value = [], images
-    for name, part in model.export_parts().items():
+    found, value, parts = [], images, model.export_parts()
+    for name, part in tqdm(parts.items(), "files", unit="file", leave=False, disable=not progress):
         path = Path(folder) / f"{name}.onnx"
         with torch.no_grad(), _plain(model):
             _write(model, part, path)

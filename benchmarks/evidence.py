@@ -24,6 +24,7 @@ from typing import Any
 import selfsupervised
 import transfer
 import yaml
+from tables import made_by
 
 from finola.analysis import law
 from finola.files import atomic_write
@@ -134,8 +135,7 @@ def shown(kept: str) -> str:
 def table(found: dict[str, Any]) -> str:
     """A result as Markdown, by what it holds."""
     what, rows = next(show(found) for key, show in TABLES.items() if key in found)
-    made_by = [what, found["hardware"], f"torch {found['torch']}", f"commit {(found.get('commit') or 'unknown')[:7]}"]
-    return "\n".join([*markdown_table(rows), "", ", ".join(made_by) + "."])
+    return "\n".join([*markdown_table(rows), "", f"{what}, {made_by(found)}."])
 
 
 def of_reproduce(found: dict[str, Any]) -> tuple[str, list[list[str]]]:

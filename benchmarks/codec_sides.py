@@ -10,6 +10,7 @@ Images should be neither those of training nor those that the codec is judged by
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -20,17 +21,17 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from finola.cli.options import SOURCES, open_limited, positive
+from finola.cli.compress import add_codec, open_codec
+from finola.cli.options import open_limited, positive
 from finola.codec.codec import Codec
 from finola.codec.entropy import encode
+from finola.codec.rd import interpolate
 from finola.codec.refine import decode_tiles
 from finola.data.datasets import ImageDataset
-from finola.data.images import to_tensor
+from finola.data.images import random_square, resize_shorter, to_tensor
 from finola.files import write_json
 from finola.inference.tiles import resize
-from finola.models.autoencoder import FinolaAutoencoder
 from finola.provenance import record
-from finola.weights import load_weights
 
 SIDES, LEVELS = range(48, 121, 8), range(48, 73, 3)
 
@@ -38,27 +39,27 @@ SIDES, LEVELS = range(48, 121, 8), range(48, 73, 3)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", metavar="DIR", help="a folder of images")
-    parser.add_argument("--weights", metavar="WEIGHTS", help=f"{SOURCES}; calibrated (default: the shipped)")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.15, 0.19, 0.25, 0.35], metavar="BPP")
     parser.add_argument("--tiles", type=positive, default=256, metavar="N", help="of each side (%(default)s)")
     parser.add_argument("--out", type=Path, help="write the result as JSON")
+    add_codec(parser)
     args = parser.parse_args()
-    model = load_weights(args.weights).eval() if args.weights else None
-    assert model is None or isinstance(model, FinolaAutoencoder)
-    codec, dataset = Codec(model), open_limited([args.data], args.tiles)
-    found = []
-    for side in tqdm(SIDES, unit="side"):
+    codec, dataset, found = open_codec(args), open_limited([args.data], args.tiles), []
+    for side in tqdm(SIDES, unit="side", disable=args.json):
         tiles = cut(dataset, args.tiles, side)
         q = encoded(codec, tiles)
         found += [measure(codec, tiles, q, level) for level in LEVELS]
     best = [row for rate in args.rates if (row := least_error(found, rate))]
+    result = record(codec.device, {"data": Path(args.data).name, "tiles": args.tiles, "best": best, "measured": found})
+    if args.out:
+        write_json(args.out, result)
+    if args.json:
+        print(json.dumps(result))
+        return
     for row in best:
         print(f"{row['rate']:.2f} bit per pixel: side {row['side']}, level {row['level']:.0f}, {row['psnr']:.2f} dB")
     if len(best) < len(args.rates):
         print(f"no side and level reach the other {len(args.rates) - len(best)} of --rates")
-    if args.out:
-        write_json(args.out, record(codec.device, {"data": Path(args.data).name, "tiles": args.tiles, "best": best,
-                                                   "measured": found}))
 
 
 def cut(dataset: ImageDataset, count: int, side: int) -> Tensor:
@@ -66,8 +67,8 @@ def cut(dataset: ImageDataset, count: int, side: int) -> Tensor:
     rng, tiles = random.Random(0), []
     for place in range(count):
         image = dataset.load(place % len(dataset))
-        x, y = rng.randrange(max(1, image.width - side)), rng.randrange(max(1, image.height - side))
-        tiles.append(to_tensor(image.crop((x, y, x + side, y + side))))
+        image = image if min(image.size) >= side else resize_shorter(image, side)
+        tiles.append(to_tensor(random_square(image, side, rng)))
     return torch.stack(tiles)
 
 
@@ -100,8 +101,7 @@ def least_error(found: list[dict[str, Any]], rate: float) -> dict[str, Any] | No
         rows = [row for row in found if row["side"] == side]
         for low, high in pairwise(sorted(rows, key=lambda row: row["rate"])):
             if low["rate"] <= rate < high["rate"]:
-                share = np.log(rate / low["rate"]) / np.log(high["rate"] / low["rate"])
-                between = {key: float(low[key] + share * (high[key] - low[key])) for key in ("level", "psnr")}
+                between = {name: interpolate(low, high, rate, name, "rate") for name in ("level", "psnr")}
                 candidates.append({"rate": rate, "side": side, **between})
     return max(candidates, key=lambda row: row["psnr"], default=None)
 

@@ -25,7 +25,7 @@ from finola.codec.container import MAX_BITS
 from finola.codec.entropy import Model
 from finola.codec.quantiser import GRID, SMALLEST_STEP, Quantiser
 from finola.data.datasets import ImageDataset
-from finola.data.images import center_crop, resize_shorter, to_tensor
+from finola.data.images import center_crop, random_square, resize_shorter, to_tensor
 from finola.errors import DataError
 from finola.models.autoencoder import FinolaAutoencoder
 
@@ -50,17 +50,12 @@ def embed(
     for first in tqdm(range(0, len(images), BATCH), "images", disable=not progress):
         pictures = [images.load(i) for i in range(first, min(first + BATCH, len(images)))]
         pictures = [p if min(p.size) >= size else resize_shorter(p, size) for p in pictures]
-        squares = [_crop(p, size, rng) if i % 2 else center_crop(resize_shorter(p, size), size)
+        squares = [random_square(p, size, rng) if i % 2 else center_crop(resize_shorter(p, size), size)
                    for i, p in enumerate(pictures)]
-        small = [_crop(p, size // ZOOM, rng).resize((size, size), Image.Resampling.BICUBIC) for p in pictures]
+        small = [random_square(p, size // ZOOM, rng).resize((size, size), Image.Resampling.BICUBIC) for p in pictures]
         for embeddings, of in ((plain, squares), (zoomed, small)):
             embeddings.append(model.encode(torch.stack([to_tensor(square) for square in of]).to(device)).cpu())
     return torch.cat(plain), torch.cat(zoomed)
-
-
-def _crop(image: Image.Image, size: int, rng: random.Random) -> Image.Image:
-    x, y = rng.randrange(image.width - size + 1), rng.randrange(image.height - size + 1)
-    return image.crop((x, y, x + size, y + size))
 
 
 def calibrate(model: FinolaAutoencoder, plain: Tensor, zoomed: Tensor | None = None) -> Calibration:

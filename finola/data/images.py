@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import io
 import os
+import random
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -146,6 +147,12 @@ def resize_shorter(image: Image.Image, size: int, resample: str = "bicubic") -> 
 def center_crop(image: Image.Image, size: int) -> Image.Image:
     """The centre `size` x `size` of an image no smaller than that."""
     x, y = (image.width - size) // 2, (image.height - size) // 2
+    return image.crop((x, y, x + size, y + size))
+
+
+def random_square(image: Image.Image, size: int, rng: random.Random) -> Image.Image:
+    """`size` x `size` at a random place of an image no smaller than that."""
+    x, y = rng.randrange(image.width - size + 1), rng.randrange(image.height - size + 1)
     return image.crop((x, y, x + size, y + size))
 
 

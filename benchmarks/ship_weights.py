@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("name", help="the registered model")
     parser.add_argument("--data", required=True, help="what it was trained on, in words")
     parser.add_argument("--note", default="", help="what else a reader must know")
+    parser.add_argument("--before", type=Path, nargs="+", default=[], metavar="CARD",
+                        help="cards of the runs whose weights it went on from, the first one first")
     args = parser.parse_args()
     result = json.loads((args.run / "result.json").read_text())
     model = load_weights(args.run / "weights.safetensors")
@@ -43,8 +45,15 @@ def main() -> None:
         "images_per_second": result["images_per_second"], "hardware": result["hardware"], "torch": result["torch"],
         "commit": result["commit"], "val_psnr_while_training": result["val_psnr"], "history": result["history"],
     }
+    card["runs"] = [summary(part) for part in [*(json.loads(before.read_text()) for before in args.before), card]]
     write_json(path.with_suffix(".json"), card)
     print(f"{path.name}: {path.stat().st_size / 2**20:.1f} MiB, sha256 {card['sha256'][:12]}")
+
+
+def summary(card: dict) -> dict:
+    """What a run took and reached."""
+    images = card["steps"] * card["settings"]["optim"]["batch_size"]
+    return {key: card[key] for key in ("commit", "hours", "val_psnr_while_training")} | {"images": images}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from finola.data.datasets import ImageDataset
 
 WRITE_READ = "write + read, s"  # the head of a column: seconds for an image
-SAME_IMAGES = ("data", "images", "crop", "weights_id")  # results that have these in common belong together
+SAME_IMAGES = ("data", "images", "crop")  # results that have these in common belong together
 
 EXAMPLE = """examples:
   finola rd kodak --out rd --literature                   a curve of each codec: plot, JSON, BD-rate against JPEG
@@ -137,19 +137,25 @@ def _curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDa
 
 
 def _stored_curves(out: Path, source: dict) -> dict[str, list[dict]]:
-    """The curves that earlier runs on the same images with the same weights left in a folder."""
+    """The curves that earlier runs on the same images left in a folder; ours only of the same weights."""
     from finola.codec import rd
 
     curves = {}
     for path in sorted(out.glob("*.json")):
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
-            same = all(stored["record"].get(key) == source[key] for key in SAME_IMAGES)
-            if same:
+            if _belongs(stored["name"], stored["record"], source):
                 curves[stored["name"]] = rd.from_compressai(stored["results"])
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # another file: a table of rates, say
     return curves
+
+
+def _belongs(codec: str, stored: dict, source: dict) -> bool:
+    """Whether what a codec did in an earlier run holds for this one: on the same images, and, of a codec of ours, with
+    the same weights."""
+    keys = (*SAME_IMAGES, "weights_id") if codec.startswith("finola") else SAME_IMAGES
+    return all(stored.get(key) == source[key] for key in keys)
 
 
 def _measure_curves(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDataset) -> dict[str, list[dict]]:
@@ -200,12 +206,16 @@ def _table(args: argparse.Namespace, codecs: list[ImageCodec], dataset: ImageDat
 
 
 def _stored_table(path: Path, report: dict) -> dict | None:
-    """The table that an earlier run on the same images, with the same weights and count, left at a path."""
+    """What an earlier run on the same images, with the same count, left at a path: the rows that still hold."""
     try:
         stored: dict = json.loads(path.read_text(encoding="utf-8"))
-        same = all(stored[key] == report[key] for key in (*SAME_IMAGES, "count"))
-        return stored if same and isinstance(stored["targets"], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if stored["count"] != report["count"]:
+            return None
+        targets = {rate: [row for row in rows if _belongs(row["codec"], stored, report)]
+                   for rate, rows in stored["targets"].items()}
+        mode = stored["paper_mode"] if _belongs("finola-paper", stored, report) else None
+        return {**stored, "targets": {rate: rows for rate, rows in targets.items() if rows}, "paper_mode": mode}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -181,7 +181,7 @@ def test_the_command_draws_curves(folder, weights, tmp_path, capsys):
 
 
 def test_curves_of_earlier_runs_are_taken_in(folder, weights, tmp_path, capsys, monkeypatch):
-    """Those on the same images alone; other files in the folder are none of our business."""
+    """Those on the same images, ours with the same weights; other files in the folder are none of our business."""
     monkeypatch.setattr(rd, "ms_ssim", lambda a, b: None)
     (tmp_path / "other.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
@@ -195,6 +195,13 @@ def test_curves_of_earlier_runs_are_taken_in(folder, weights, tmp_path, capsys, 
     stored = json.loads((tmp_path / "jpeg.json").read_text())["results"]
     assert report["bd_rate_against_jpeg"]["finola-paper"] == pytest.approx(
         rd.bd_rate(rd.from_compressai(stored), report["curves"]["finola-paper"]))
+    for name in ("jpeg", "finola-paper"):
+        file = tmp_path / f"{name}.json"
+        stored = json.loads(file.read_text())
+        file.write_text(json.dumps(stored | {"record": stored["record"] | {"weights_id": "0" * 64}}))
+    assert cli.main(["rd", str(folder), "--out", str(tmp_path), "--weights", weights, "--codecs", "webp",
+                     "--limit", "2"]) == 0
+    assert plotted[-1] == {"jpeg", "webp"}
 
 
 def test_the_command_compares_at_rates(weights, tmp_path, capsys):
@@ -217,7 +224,7 @@ def test_the_command_compares_at_rates(weights, tmp_path, capsys):
 
 
 def test_rows_of_earlier_runs_stay(weights, tmp_path, monkeypatch):
-    """Codecs and rates add up in one table, as long as images and weights are the same."""
+    """Codecs and rates add up in one table, as long as the images are the same, and the weights for ours."""
     monkeypatch.setattr(rd, "ms_ssim", lambda a, b: None)
     picture(90, 88).save(tmp_path / "0.png")
     words = ["rd", str(tmp_path), "--weights", weights, "--out", str(tmp_path / "out"), "--codecs"]
@@ -235,6 +242,10 @@ def test_rows_of_earlier_runs_stay(weights, tmp_path, monkeypatch):
     names, report = table()
     assert names == {"1": ["jpeg"], "2": ["jpeg", "finola-paper"]}
     assert report["targets"]["2"][1]["fixed"]["psnr"] == before["fixed"]["psnr"]
+    (tmp_path / "out" / "target.json").write_text(json.dumps(report | {"weights_id": "0" * 64}))
+    assert cli.main([*words, "jpeg", "--target", "1"]) == 0
+    names, report = table()
+    assert names == {"1": ["jpeg"], "2": ["jpeg"]} and report["paper_mode"] is None  # ours was of other weights
     assert cli.main([*words, "jpeg", "--target", "2", "--crop", "64"]) == 0
     assert table()[0] == {"2": ["jpeg"]}  # other images
 

@@ -53,17 +53,6 @@ def operator() -> str:
     return "\n".join([*lines, "", f"`python benchmarks/operator_bars.py`; {made_by(result)}."])
 
 
-def ablation() -> str:
-    text = (ROOT / "results" / "autoregression_imagenette_64px.md").read_text()
-    larger = (ROOT / "results" / "autoregression_imagenette_64px_map32.md").read_text()
-    return ("## Autoregression models, scaled down\n\n64-px images of Imagenette, 256 channels, 8x8 maps, 3 epochs: "
-            f"minutes on one CPU core.\n\n{text}\n"
-            "![reconstructions](../results/autoregression_imagenette_64px.png)\n\n"
-            f"The same on 32x32 maps, one epoch:\n\n{larger}\n"
-            "The repetition, which knows no place, falls behind. Linear and norm+linear are not told apart by runs as "
-            "short as these, and the linear model still converges on 32x32 maps.")
-
-
 def pretraining() -> str:
     text = (ROOT / "results" / "selfsupervised_imagenette_64px.md").read_text()
     return "\n\n".join([
@@ -393,8 +382,8 @@ def main() -> None:
     with atomic_write(ROOT / "docs" / "model-card.md") as path:
         path.write_text(card() + "\n")
     text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
-                        reconstruction(), codec(), analysis(), operator(), throughput(), ablation(),
-                        pretraining(), pretraining_cost(), detection()])
+                        reconstruction(), codec(), analysis(), operator(), throughput(), pretraining(),
+                        pretraining_cost(), detection()])
     with atomic_write(ROOT / "docs" / "results.md") as path:
         path.write_text(text + "\n")
 

@@ -63,8 +63,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
     rate.add_argument("--target-size", type=positive, metavar="BYTES", help="the same, of at most so many bytes")
     rate.add_argument("--bits", type=positive, metavar="N", help="1 to 8 for each number, as in the paper")
     parser.add_argument("--no-entropy", action="store_true", help="with --bits: fixed length, as in the paper")
-    parser.add_argument("--refine", type=natural, default=0, metavar="N",
-                        help="steps of gradient descent on the vectors against this image (%(default)s); slow")
+    parser.add_argument("--refine", type=natural, metavar="N", help="steps of gradient descent on the vectors against"
+                        " this image, each some five times as slow as encoding (default: 1; with --bits none)")
     parser.add_argument("--psnr", action="store_true", help="decompress again, and say how near the image comes back")
     parser.add_argument("--side", type=positive, metavar="N", help="pixels of a tile (default: by the quality)")
     parser.add_argument("--overlap", type=natural, default=0, metavar="N", help="pixels that tiles share (%(default)s)")

@@ -54,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> argparse.ArgumentParser:
                         help="take squares of N pixels: shorter side resized, centre cut out, as finola eval does")
     parser.add_argument("--literature", action="store_true",
                         help="with what papers report beside it; for the 24 Kodak images alone")
-    parser.add_argument("--refine", type=natural, default=0, metavar="N", help="also with N steps of refinement")
+    parser.add_argument("--refine", nargs="+", type=natural, default=[], metavar="N",
+                        help="also with N steps of refinement: a codec finola-refineN for each N")
     parser.add_argument("--codecs", nargs="+", metavar="NAME", help="only these")
     add_limit(parser)
     add_codec(parser)

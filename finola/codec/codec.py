@@ -35,6 +35,7 @@ DEFAULT_QUALITY = 50
 # what quality 50 stands for; 25 more halve the side and add 15 to the level, which keeps the error of quantisation
 # near that of the model itself at each side (found on photographs with the shipped weights)
 SIDE_AT_50, LEVEL_AT_50 = 88, 63
+REFINE = 1  # steps of refinement, unless told, where the paper's mode is not asked for
 
 
 class Codec:
@@ -67,12 +68,14 @@ class Codec:
         precision(self.device, fast)
 
     def compress(self, image: Image.Image | str | Path, *, bits: int | None = None, quality: int | None = None,
-                 entropy: bool = True, refine: int = 0, side: int | None = None, overlap: int = 0,
+                 entropy: bool = True, refine: int | None = None, side: int | None = None, overlap: int = 0,
                  progress: bool = False) -> bytes:
         """See `compress`."""
         image = upright_rgb(image)
         width, height = image.size
         mode = choose_mode(bits, quality, entropy)
+        if refine is None:
+            refine = REFINE if mode.bits is None else 0
         if side is None:
             side = self.model.config.image_size if quality is None and bits else choose_side(quality, width, height)
         version = STRETCHED if min(width, height) < side else PADDED
@@ -88,8 +91,8 @@ class Codec:
 
         return pack(header, encode(symbols, self.calibration, quantiser))
 
-    def compress_to(self, image: Image.Image | str | Path, most: int, *, refine: int = 0, side: int | None = None,
-                    overlap: int = 0, progress: bool = False) -> tuple[bytes, int]:
+    def compress_to(self, image: Image.Image | str | Path, most: int, *, refine: int | None = None,
+                    side: int | None = None, overlap: int = 0, progress: bool = False) -> tuple[bytes, int]:
         """The stream of the highest quality that takes at most so many bytes, and that quality.
 
         The image is compressed some seven times, by bisection. Bytes grow with the quality, by up to a third at once
@@ -133,11 +136,9 @@ class Codec:
                 q = self.model.encode(squares.to(self.device)).float()
             if not torch.isfinite(q).all():
                 raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
-            if steps:
+            with precision(self.device, self.fast):
                 symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps,
                                  header.mode.entropy)
-            else:
-                symbols = quantiser.symbols(self.calibration.positions(q))
             bar.update(len(q))
             yield symbols.cpu().numpy().astype(np.int16)
 
@@ -188,7 +189,7 @@ def choose_side(quality: int | None, width: int, height: int) -> int:
 
 
 def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = None, *, bits: int | None = None,
-             quality: int | None = None, entropy: bool = True, refine: int = 0, side: int | None = None,
+             quality: int | None = None, entropy: bool = True, refine: int | None = None, side: int | None = None,
              overlap: int = 0, calibration: Calibration | None = None) -> bytes:
     """Compress a photograph.
 
@@ -198,7 +199,8 @@ def compress(image: Image.Image | str | Path, model: FinolaAutoencoder | None = 
         bits: 1 to 8 for each number of q, in place of `quality`; 4 with entropy=False is the paper's mode.
         quality: 1 to 100 (50): unequal steps for the channels, and tiles of a fitting size.
         entropy: code the symbols by their probability; False is the paper's fixed length, for `bits` only.
-        refine: steps of gradient descent on q against this image; slow, and never farther from it.
+        refine: steps of gradient descent on q against this image, each some five times as slow as encoding. None: one
+            with a quality, none with `bits`, as in the paper.
         side: of a tile in pixels; the model's own for `bits`. Smaller tiles are sharper and take more bytes.
         overlap: pixels that neighbouring tiles share.
         calibration: of the model, for weights that are not shipped.

@@ -51,11 +51,11 @@ class Point:
     decoding_time: float
 
 
-def finola_codecs(codec: Codec, refine: int = 0) -> list[ImageCodec]:
-    """Ours: by quality; with the paper's fixed bits, coded and not; and by quality with so many steps of refinement."""
+def finola_codecs(codec: Codec, refine: Sequence[int] = ()) -> list[ImageCodec]:
+    """Ours: by quality; with the paper's fixed bits, coded and not; and by quality with these steps of refinement."""
     precision = ", in bf16" if codec.fast else ""
 
-    def by_quality(name: str, description: str, refine: int = 0) -> ImageCodec:
+    def by_quality(name: str, description: str, refine: int | None = None) -> ImageCodec:
         return ImageCodec(name, description + precision, (10, 25, 40, 50, 60, 75), range(1, 101),
                           lambda image, quality: codec.compress(image, quality=int(quality), refine=refine),
                           codec.decompress, _payload)
@@ -65,15 +65,13 @@ def finola_codecs(codec: Codec, refine: int = 0) -> list[ImageCodec]:
                           lambda image, bits: codec.compress(image, bits=int(bits), entropy=entropy), codec.decompress,
                           _payload)
 
-    codecs = [
+    return [
         by_quality("finola", "unequal steps, entropy coded"),
         by_bits("finola-paper", "equal bits, fixed length", entropy=False),
         by_bits("finola-bits", "equal bits, entropy coded", entropy=True),
+        *(by_quality(f"finola-refine{steps}", f"unequal steps, entropy coded, {steps} steps of refinement", steps)
+          for steps in refine),
     ]
-    if refine:
-        codecs.append(by_quality(f"finola-refine{refine}",
-                                 f"unequal steps, entropy coded, {refine} steps of refinement", refine))
-    return codecs
 
 
 def _payload(data: bytes) -> int:

@@ -1,7 +1,6 @@
 """The codec: what goes in comes out, at the size and rate that the arithmetic says."""
 
 import json
-import math
 import sys
 from dataclasses import replace
 
@@ -17,12 +16,12 @@ from tiny_codecs import CHANNELS, SIZE, picture, tiny_codec
 from finola.cli import main as cli
 from finola.codec import Calibration, Codec, calibration_path, find_calibration
 from finola.codec.calibrate import sensitivity
-from finola.codec.calibration import BINS, STEPS, model_id
+from finola.codec.calibration import BINS, NOISE_AT_50, STEPS, model_id
 from finola.codec.codec import choose_mode, choose_side, read_symbols
 from finola.codec.container import OVERHEAD, Mode, pack, unpack
 from finola.codec.entropy import PRECISION, Model, decode, encode
 from finola.codec.quantiser import GRID, Quantiser, pack_bits, unpack_bits
-from finola.codec.refine import COLDEST, HOTTEST, RATE, ExpectedBits, between, bit_price, refine
+from finola.codec.refine import CAUTION, FIRST, LONGEST, SHORTEST, ExpectedBits, bit_price, refine, step_length
 from finola.codec.refine import decode_tiles as paint
 from finola.data.examples import example_images
 from finola.data.images import upright_rgb
@@ -81,7 +80,7 @@ def test_every_mode_comes_back_as_rgb(codec, mode):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_the_decoder_sees_the_encoders_symbols(codec, way):
     image = picture(70, 50)
-    data = codec.compress(image, side=SIZE, **way)
+    data = codec.compress(image, side=SIZE, refine=0, **way)
     header, symbols = read_symbols(data, codec.calibration)
     quantiser = codec.calibration.quantiser(header.mode.bits, header.mode.level)
     x = torch.cat([squares for _, squares in Tiling(70, 50, SIZE).cut(image, SIZE, 100)])
@@ -144,7 +143,7 @@ def test_more_bits_are_nearer(codec):
     assert all(later < earlier for earlier, later in zip(errors, errors[1:], strict=False))
 
 
-def test_refinement_is_never_farther_and_comes_nearer(codec):
+def test_refinement_comes_nearer(codec):
     image = picture(64, 32)
     plain, refined = (codec.compress(image, bits=3, refine=steps) for steps in (0, 15))
     assert len(refined) < 1.3 * len(plain)
@@ -155,8 +154,18 @@ def test_refinement_is_never_farther_and_comes_nearer(codec):
         x = torch.cat([squares for squares, _ in Tiling(64, 32, SIZE).cut(image, SIZE, 4)])
         with torch.no_grad():
             errors[name] = (paint(codec.model, q, SIZE) - x).square().flatten(1).mean(1)
-    assert (errors["refined"] <= errors["plain"] + 1e-6).all()
-    assert errors["refined"].sum() < errors["plain"].sum()
+    assert (errors["refined"] < errors["plain"]).all()
+
+
+@pytest.mark.parametrize(("way", "expected"), [({}, 1), ({"quality": 70}, 1), ({"bits": 4}, 0),
+                                               ({"bits": 4, "entropy": False}, 0), ({"refine": 0}, 0),
+                                               ({"bits": 4, "refine": 3}, 3)], ids=str)
+def test_a_quality_is_refined_by_one_step_and_the_papers_mode_is_not(codec, monkeypatch, way, expected):
+    taken = []
+    monkeypatch.setattr("finola.codec.codec.refine",
+                        lambda *arguments: taken.append(arguments[5]) or refine(*arguments))
+    codec.compress(picture(64, 32), **way)
+    assert set(taken) == {expected}
 
 
 @pytest.fixture
@@ -180,28 +189,38 @@ def test_refinement_trades_error_for_bits_where_symbols_are_coded(codec, tiles):
 
     price = bit_price(calibration, quantiser, x[0].numel())
     assert bits(coded.float()).sum() < bits(uncoded.float()).sum() - 1
-    assert (error(coded) + price * bits(coded.float()) <= error(own) + price * bits(own.float()) + 1e-4).all()
-    assert (error(uncoded) <= error(own) + 1e-4).all()
+    assert (error(coded) + price * bits(coded.float()) < error(own) + price * bits(own.float())).all()
+    assert (error(uncoded) < error(own)).all()
 
 
-def test_refinement_anneals_as_it_says_whatever_was_drawn_before(codec, tiles, monkeypatch):
-    temperatures, rates, results, step = [], [], [], torch.optim.Adam.step
-    quantiser = codec.calibration.quantiser(level=50)
-
-    def spied(places, last, temperature, generator):
-        temperatures.append(temperature)
-        assert last.tolist() == (quantiser.levels - 1).tolist()
-        return between(places, last, temperature, generator)
-
-    monkeypatch.setattr("finola.codec.refine.between", spied)
-    monkeypatch.setattr(torch.optim.Adam, "step", lambda adam: rates.append(adam.param_groups[0]["lr"]) or step(adam))
+def test_refinement_descends_as_it_says(codec, tiles, monkeypatch):
+    """The first step, found again by hand; and two steps from numbers that nobody draws."""
+    (x, q), calibration = tiles, codec.calibration
+    quantiser, found = calibration.quantiser(level=50), []
+    monkeypatch.setattr(type(quantiser), "symbols", lambda self, positions: found.append(positions) or positions.long())
+    refine(codec.model, calibration, quantiser, q, x, 1, coded=False)
+    start = calibration.positions(q).requires_grad_()
+    error = (paint(codec.model, calibration.vectors(start), SIZE) - x).square().sum()
+    (slope,) = torch.autograd.grad(error, start)
+    sensitivity = 12 * NOISE_AT_50 * x[0].numel() / CHANNELS / calibration.step**2
+    expected = start.detach() - FIRST * slope / torch.from_numpy(2 * sensitivity).float()
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-2)
     for seed in (1, 2):
         torch.manual_seed(seed)
-        results.append(refine(codec.model, codec.calibration, quantiser, tiles[1], tiles[0], 5, True))
-    assert torch.equal(*results)
-    middle = (HOTTEST * COLDEST) ** 0.5
-    assert temperatures[:5:2] == pytest.approx([HOTTEST, middle, COLDEST])
-    assert rates[:5] == pytest.approx([RATE * math.cos(math.pi * i / 10) ** 2 for i in range(5)])
+        refine(codec.model, calibration, quantiser, q, x, 2, coded=True)
+    assert torch.equal(*found[1:])
+
+
+def test_a_step_is_as_long_as_the_last_one_suggests():
+    """On a surface that bends `times` as much as is believed, in every channel, the minimum lies at 1 / times."""
+    curvature, move = torch.tensor([1.0, 4.0, 9.0]), torch.tensor([[1.0, -2.0, 0.5]])
+    for times in (2.0, 5.0, 50.0):
+        length = step_length(move, times * curvature * move, curvature)
+        assert length.item() == pytest.approx(CAUTION / times)
+    assert step_length(move, 0.1 * curvature * move, curvature).item() == pytest.approx(LONGEST)
+    assert step_length(move, 500 * curvature * move, curvature).item() == pytest.approx(SHORTEST)
+    for bend in (-curvature * move, torch.zeros_like(move)):
+        assert step_length(move, bend, curvature).item() == FIRST
 
 
 def test_expected_bits_are_those_of_the_mean_table(codec):
@@ -227,17 +246,6 @@ def test_places_are_symbols_and_what_lies_between(quantiser):
     assert torch.equal(quantiser.places(centres), symbols.float())
     assert torch.equal(quantiser.positions(symbols), centres)
     assert torch.equal(quantiser.symbols(quantiser.positions(symbols + 0.49)), symbols)
-
-
-def test_annealing_ends_at_the_nearer_symbol_and_stays_inside():
-    places = torch.tensor([[-3.0, 0.2, 1.5, 6.9, 9.0]]).expand(4000, 5)
-    generator = torch.Generator().manual_seed(0)
-    last = torch.tensor(7)
-    hot, cold = (between(places, last, t, generator) for t in (0.5, 0.02))
-    assert hot.min() >= 0 and hot.max() <= 7
-    torch.testing.assert_close(cold.mean(0), torch.tensor([0.0, 0.0, 1.5, 7.0, 7.0]), atol=0.05, rtol=0)
-    assert ((cold - cold.round()).abs() < 0.01).float().mean() > 0.97  # one or the other
-    assert 1.2 < hot[:, 2].mean() < 1.8 and hot[:, 2].std() > 0.2
 
 
 # --- quantiser ---------------------------------------------------------------------------------------------

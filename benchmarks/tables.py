@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from finola.cli.card import front_matter
+from finola.codec.codec import REFINE
 from finola.codec.rd import bd_rate, from_compressai
 from finola.files import atomic_write
 from finola.registry import PRETRAINED_FOLDER, model_config
@@ -114,11 +115,20 @@ def codec() -> str:
         f"centre square. {_seen()} The images had been JPEG before, at quality 90 and 288 px.", "", *_rates(imagenet),
         f"`finola rd imagenet1k-sample --crop {imagenet['crop']} --limit {imagenet['images']} {_targets(imagenet)}`; "
         f"{made_by(imagenet)}.{_missing(imagenet)}", "",
-        *_paper_table(kodak, imagenet), "", *_literature(kodak), "", *_options(), "", *_parts_of_the_codec(0.19), "",
+        *_paper_table(kodak, imagenet), "", *_literature(kodak), "", *_options(), "", *_parts_of_the_codec(), "",
+        *_refinement(), "",
         "![rate and distortion](../results/rd/rd.png)", "",
+        f"BD-rate of finola against JPEG, over the PSNR that both curves cover: {_bd_rate('jpeg', 'finola'):+.0f} %. "
         f"`finola rd kodak --out results/rd --literature`; JPEG 2000: {made_by(curves)}; the other curves "
         f"are of other runs, AVIF's ({avif['description']}): {made_by(avif['record'])}.", "",
         *first_stages()])
+
+
+def _bd_rate(anchor: str, codec: str) -> float:
+    curves = (from_compressai(read(f"rd/{name}.json")["results"]) for name in (anchor, codec))
+    found = bd_rate(*curves)
+    assert found is not None  # the two cover the same range
+    return found
 
 
 def _targets(table: dict) -> str:
@@ -210,31 +220,30 @@ def _options() -> list[str]:
             f"{result['pillow']}; {made_by(result)}. Other work ran on the same cores."]
 
 
-def _parts_of_the_codec(rate: float) -> list[str]:
-    """What entropy coding and refinement are worth, from the curves."""
-    files = {name: read(f"rd/{name}.json") for name in
-             ("finola-paper", "finola-bits", "finola", "finola-refine10", "jpeg")}
-    fixed, coded = files["finola-paper"]["results"], files["finola-bits"]["results"]
+def _parts_of_the_codec() -> list[str]:
+    """What entropy coding is worth, from the curves."""
+    fixed, coded = (read(f"rd/{name}.json")["results"] for name in ("finola-paper", "finola-bits"))
     rows = ["| bits a number | fixed length, bit per pixel | entropy coded | saved | PSNR, dB |",
             "|---|---|---|---|---|"]
     rows += [f"| {bits:.0f} | {long:.3f} | {short:.3f} | {100 * (1 - short / long):.0f} % | {psnr:.2f} |"
              for bits, long, short, psnr in zip(fixed["q"], fixed["bpp"], coded["bpp"], fixed["psnr"], strict=True)]
-    return ["### Parts of the codec", "", "Entropy coding alone, the same numbers written shorter:", "", *rows, "",
-            _refinement(rate, files["jpeg"], files["finola"], files["finola-refine10"])]
+    return ["### Parts of the codec", "", "Entropy coding alone, the same numbers written shorter:", "", *rows]
 
 
-def _refinement(rate: float, jpeg: dict, plain: dict, refined: dict) -> str:
-    """What ten steps of refinement are worth."""
-    record = refined["record"]
-    if record["weights_id"] != plain["record"]["weights_id"]:
-        return "Refinement: not measured with these weights."
-    before, after = (np.interp(np.log(rate), np.log(curve["results"]["bpp"]), curve["results"]["psnr"])
-                     for curve in (plain, refined))
-    without, with_them = (bd_rate(from_compressai(jpeg["results"]), from_compressai(curve["results"]))
-                          for curve in (plain, refined))
-    return (f"Ten steps of refinement: {after - before:+.2f} dB at {rate} bit per pixel ({before:.2f} to {after:.2f} "
-            f"dB, between the points of the curves); BD-rate against JPEG {without:+.0f} % without, {with_them:+.0f} % "
-            f"with them. `finola rd kodak --refine 10 --out results/rd`; {made_by(record)}.")
+def _refinement() -> list[str]:
+    """What steps of refinement are worth, and how long writing takes beside reading in the same run."""
+    result = read("rd_refine/target.json")
+    ((rate, rows),) = result["targets"].items()
+    steps = {row["codec"]: row["codec"].removeprefix("finola-refine") for row in rows}
+    lines = [f"Steps of refinement, {result['images']} Kodak images at {rate} bit per pixel and a fixed setting; "
+             f"{REFINE} unless told:", "", "| steps | PSNR, dB | MS-SSIM | writing takes, in times of reading |",
+             "|---|---|---|---|"]
+    for row in rows:
+        chosen = row["per_image"]["chosen"]
+        lines.append(f"| {steps[row['codec']]} | {row['fixed']['psnr']:.2f} | {row['fixed']['ms_ssim']:.3f} "
+                     f"| {chosen['encoding_time'] / chosen['decoding_time']:.1f} |")
+    return [*lines, "", f"`finola rd kodak --limit {result['images']} {_targets(result)} --refine "
+                        f"{' '.join(steps.values())} --codecs {' '.join(steps)}`; {made_by(result)}."]
 
 
 def first_stages() -> list[str]:

@@ -67,6 +67,7 @@ class Codec:
         self.batch_size, self.fast = batch_size, fast
         precision(self.device, fast)
 
+    @torch.inference_mode(False)  # refinement takes gradients, wherever this is called
     def compress(self, image: Image.Image | str | Path, *, bits: int | None = None, quality: int | None = None,
                  entropy: bool = True, refine: int | None = None, side: int | None = None, overlap: int = 0,
                  progress: bool = False) -> bytes:
@@ -247,6 +248,7 @@ def read_symbols(data: bytes, calibration: Calibration) -> tuple[Header, np.ndar
 
 
 @cache
+@torch.inference_mode(False)
 def _shipped() -> FinolaAutoencoder:
     from finola.factory import create_model
 

@@ -54,7 +54,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
     curvature = error_curvature(calibration, x[0].numel()).to(q.device)
     positions = calibration.positions(q)
     slope = move = torch.zeros_like(positions)
-    with frozen(model):
+    with frozen(model), torch.enable_grad():
         for _ in range(steps):
             before, slope = slope, gradient(positions)
             move = -step_length(move, slope - before, curvature) * slope / curvature

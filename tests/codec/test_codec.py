@@ -211,6 +211,24 @@ def test_refinement_descends_as_it_says(codec, tiles, monkeypatch):
     assert torch.equal(*found[1:])
 
 
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_refinement_takes_its_gradients_wherever_it_is_called(codec, context):
+    image = picture(64, 32)
+    expected = codec.compress(image, bits=6, refine=2)
+    with context():
+        assert codec.compress(image, bits=6, refine=2) == expected
+
+
+def test_a_step_brings_photographs_nearer_for_no_more_bytes():
+    codec, gains, sizes = Codec(), [], []
+    for image in example_images().values():
+        image = image.crop((100, 100, 356, 292))
+        plain, refined = (codec.compress(image, refine=steps) for steps in (0, 1))
+        gains.append(image_psnr(codec.decompress(refined), image) - image_psnr(codec.decompress(plain), image))
+        sizes.append(len(refined) / len(plain))
+    assert min(gains) > 0.1 and sum(sizes) / len(sizes) < 1.005
+
+
 def test_a_step_is_as_long_as_the_last_one_suggests():
     """On a surface that bends `times` as much as is believed, in every channel, the minimum lies at 1 / times."""
     curvature, move = torch.tensor([1.0, 4.0, 9.0]), torch.tensor([[1.0, -2.0, 0.5]])

@@ -44,7 +44,7 @@ class Codec:
     Args:
         model: an autoencoder on any device; put into evaluation mode. None: the shipped one.
         calibration: made for the model's weights; None: the shipped one, if it was.
-        batch_size: tiles at once.
+        batch_size: tiles at once; a quarter of them where they are refined.
         fast: the networks in bf16: on a CPU with units for it some three times as fast to decompress and 1.4 times to
             compress, for an error of one or two grey levels.
 
@@ -137,11 +137,12 @@ class Codec:
                 q = self.model.encode(squares.to(self.device)).float()
             if not torch.isfinite(q).all():
                 raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
-            with precision(self.device, self.fast):
-                symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps,
-                                 header.mode.entropy)
-            bar.update(len(q))
-            yield symbols.cpu().numpy().astype(np.int16)
+            few = max(1, self.batch_size // 4)  # gradients keep what the decoder computes on its way
+            for some, tiles in zip(q.split(few), x.to(self.device).split(few), strict=True):
+                with precision(self.device, self.fast):
+                    symbols = refine(self.model, self.calibration, quantiser, some, tiles, steps, header.mode.entropy)
+                bar.update(len(some))
+                yield symbols.cpu().numpy().astype(np.int16)
 
     @torch.no_grad()
     def _tiles(self, symbols: np.ndarray, quantiser: Quantiser, side: int, bar: tqdm) -> Iterator[Tensor]:

@@ -168,6 +168,16 @@ def test_a_quality_is_refined_by_one_step_and_the_papers_mode_is_not(codec, monk
     assert set(taken) == {expected}
 
 
+def test_a_quarter_of_a_batch_is_refined_at_once(codec, monkeypatch):
+    taken = []
+    monkeypatch.setattr("finola.codec.codec.refine", lambda *arguments: taken.append(len(arguments[3])) or
+                        refine(*arguments))
+    data = Codec(codec.model, codec.calibration, batch_size=8).compress(picture(3 * SIZE, 3 * SIZE), side=SIZE)
+    assert taken == [2, 2, 2, 2, 1]
+    header, symbols = read_symbols(data, codec.calibration)
+    assert header.tiles == len(symbols) == 9
+
+
 @pytest.fixture
 def tiles(codec):
     """Two squares and their q."""

@@ -137,12 +137,15 @@ class Codec:
                 q = self.model.encode(squares.to(self.device)).float()
             if not torch.isfinite(q).all():
                 raise FinolaError("q: the encoder gave values that are not finite; check the model's weights")
-            few = max(1, self.batch_size // 4)  # gradients keep what the decoder computes on its way
-            for some, tiles in zip(q.split(few), x.to(self.device).split(few), strict=True):
+            if steps:
+                few = max(1, self.batch_size // 4)  # gradients keep what the decoder computes on its way
                 with precision(self.device, self.fast):
-                    symbols = refine(self.model, self.calibration, quantiser, some, tiles, steps, header.mode.entropy)
-                bar.update(len(some))
-                yield symbols.cpu().numpy().astype(np.int16)
+                    symbols = refine(self.model, self.calibration, quantiser, q, x.to(self.device), steps,
+                                     header.mode.entropy, few)
+            else:
+                symbols = quantiser.symbols(self.calibration.positions(q))
+            bar.update(len(q))
+            yield symbols.cpu().numpy().astype(np.int16)
 
     @torch.no_grad()
     def _tiles(self, symbols: np.ndarray, quantiser: Quantiser, side: int, bar: tqdm) -> Iterator[Tensor]:

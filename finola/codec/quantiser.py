@@ -58,16 +58,6 @@ class Quantiser:
         steps, levels = self._tensors(symbols.device)
         return ((2 * symbols.long() - levels + 1) * steps) >> 1
 
-    def places(self, positions: Tensor) -> Tensor:
-        """positions (N, C) -> where they lie on the scale of the symbols, real, perhaps beyond the outermost."""
-        steps, levels = self._tensors(positions.device)
-        return positions / steps + (levels - 1) / 2
-
-    def positions(self, places: Tensor) -> Tensor:
-        """The way back from `places`; of symbols, their centres."""
-        steps, levels = self._tensors(places.device)
-        return (places - (levels - 1) / 2) * steps
-
     def edges(self, channel: int) -> np.ndarray:
         """(levels - 1,) int64: the positions between neighbouring symbols of a channel, rounded down."""
         step, levels = int(self.steps[channel]), int(self.levels[channel])

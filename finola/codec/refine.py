@@ -33,19 +33,20 @@ CAUTION = 0.9  # of the length that the last step suggests
 
 
 def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quantiser, q: Tensor, x: Tensor,
-           steps: int, coded: bool) -> Tensor:
+           steps: int, coded: bool, at_once: int) -> Tensor:
     """Symbols (B, C) of which each tile's D + λ R is lower, as a rule, than that of q's own symbols.
 
     Args:
         q: (B, C) as encoded. x: (B, 3, side, side) the tiles at their own size, in [0, 1].
         steps: of gradient descent, each with one pass forward and backward through the decoder.
         coded: the symbols will be entropy coded; otherwise R plays no part.
+        at_once: tiles in one pass.
     """
     bits = ExpectedBits(calibration, q.device)
     price = bit_price(calibration, quantiser, x[0].numel()) if coded else 0.0
 
-    def gradient(positions: Tensor) -> Tensor:
-        """Of D + λ R, at positions (B, C)."""
+    def gradient(positions: Tensor, x: Tensor) -> Tensor:
+        """Of D + λ R, at positions (b, C), for their tiles x."""
         positions = positions.detach().requires_grad_()
         cost = (decode_tiles(model, calibration.vectors(positions), x.shape[-1]) - x).square().sum()
         (slope,) = torch.autograd.grad(cost + price * bits(positions).sum() if price else cost, positions)
@@ -56,7 +57,8 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
     slope = move = torch.zeros_like(positions)
     with frozen(model), torch.enable_grad():
         for _ in range(steps):
-            before, slope = slope, gradient(positions)
+            parts = zip(positions.split(at_once), x.split(at_once), strict=True)
+            before, slope = slope, torch.cat([gradient(*part) for part in parts])
             move = -step_length(move, slope - before, curvature) * slope / curvature
             positions = positions + move
     return quantiser.symbols(positions)

@@ -52,7 +52,7 @@ def refine(model: FinolaAutoencoder, calibration: Calibration, quantiser: Quanti
         (slope,) = torch.autograd.grad(cost + price * bits(positions).sum() if price else cost, positions)
         return slope
 
-    curvature = error_curvature(calibration, x[0].numel()).to(q.device)
+    curvature = torch.from_numpy(error_curvature(calibration, x[0].numel())).to(q)
     positions = calibration.positions(q)
     slope = move = torch.zeros_like(positions)
     with frozen(model), torch.enable_grad():
@@ -72,11 +72,11 @@ def step_length(move: Tensor, bend: Tensor, curvature: Tensor) -> Tensor:
     return torch.where(met > 0, CAUTION * suggested, FIRST).clamp(SHORTEST, LONGEST)
 
 
-def error_curvature(calibration: Calibration, values: int) -> Tensor:
+def error_curvature(calibration: Calibration, values: int) -> np.ndarray:
     """(C,): the second derivative of D, summed over a tile's `values`, along each channel's position. A step Δ of the
     calibration adds curvature Δ² / 24 to it, the same in every channel, and all of them NOISE_AT_50 a value."""
-    step = torch.from_numpy(calibration.step).float()
-    return 24 * NOISE_AT_50 * values / calibration.channels / step.square()
+    curvature: np.ndarray = 24 * NOISE_AT_50 * values / calibration.channels / np.square(calibration.step, dtype=float)
+    return curvature
 
 
 def decode_tiles(model: FinolaAutoencoder, q: Tensor, side: int) -> Tensor:
@@ -86,8 +86,8 @@ def decode_tiles(model: FinolaAutoencoder, q: Tensor, side: int) -> Tensor:
 
 def bit_price(calibration: Calibration, quantiser: Quantiser, values: int) -> float:
     """λ: the squared error, summed over a tile's `values`, that one bit is worth."""
-    relative = quantiser.steps / calibration.step  # to steps that together leave NOISE_AT_50
-    return 2 * math.log(2) * NOISE_AT_50 * values / calibration.channels * float(np.square(relative).mean())
+    added = error_curvature(calibration, values) * np.square(quantiser.steps, dtype=float) / 24  # by each channel
+    return 2 * math.log(2) * float(added.mean())
 
 
 class ExpectedBits:

@@ -1,13 +1,14 @@
 """Pre-train by every method on one budget, probe and fine-tune each encoder, and write the table.
 
-    python benchmarks/selfsupervised.py --data IMAGENETTE/train --val IMAGENETTE/val --epochs 30 --out runs/pretraining
-    python benchmarks/selfsupervised.py ... --methods "masked FINOLA-E" "masked FINOLA-B" --seeds 3
+    python benchmarks/selfsupervised.py --data IMAGENETTE/train --val IMAGENETTE/val --out runs/pretraining
+    python benchmarks/selfsupervised.py ... --methods "masked FINOLA-E" "masked FINOLA-B" --seeds 0 1 2
 
 The recipes are the Imagenette twins, scaled down further to what a CPU core does in an hour: 64-px images, the smallest
 encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear and tran-1 probes see centre
-squares, so that the frozen encoder's features are computed once. Runs lie in OUT, one folder for each method and seed;
-those that have finished are kept, one that was stopped is resumed. OUT/pretraining.json holds the scores of all that
-have finished, of this call or an earlier one, OUT/pretraining.md the table, OUT/pretraining.png images.
+squares, so that the frozen encoder's features are computed once; seed 0 alone is fine-tuned. Runs lie in OUT, one
+folder for each method and seed; those that have finished are kept, one that was stopped is resumed. OUT/pretraining.json
+holds the scores of all that have finished, of this call or an earlier one, OUT/pretraining.md the table,
+OUT/pretraining.png images.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ METHODS = {
     "masked FINOLA-E": Method("masked_e_w720", MASKED),
     "masked FINOLA-B": Method("masked_b_w720", B),
     "masked FINOLA-B, a third of the epochs": Method("masked_b_w720", B, length=1 / 3),
+    "FINOLA, three times the epochs": Method("default", (*FINOLA, "512"), length=3),
+    "masked FINOLA-E, three times the epochs": Method("masked_e_w720", MASKED, length=3),
     "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
     "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4")),
     "MoCo-v2": Method("moco_w720"),
@@ -67,7 +70,7 @@ SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weig
     "lin": ("probe", "lin_{}", (*FIXED, "--optim.epochs", "60"), "pretraining"),
     "tran1": ("probe", "tran1_{}", (*FIXED, "--data.policy", "null", "--optim.epochs", "20", "--optim.batch_size",
                                     "256", "--optim.warmup_epochs", "1"), "pretraining"),
-    "tran1_ft": ("finetune", "tran1_ft_{}", (*SMALL, "--optim.epochs", "10", "--optim.batch_size", "64",
+    "tran1_ft": ("finetune", "tran1_ft_{}", (*SMALL, "--optim.epochs", "5", "--optim.batch_size", "64",
                                              "--optim.base_lr", "2e-3", "--optim.warmup_epochs", "1"), "tran1"),
 }
 VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default"}  # rows the paper does not have
@@ -81,12 +84,12 @@ def main() -> None:
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--val", required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, help="folder for runs and the table")
-    parser.add_argument("--epochs", type=positive, default=12, help="of pre-training (%(default)s)")
-    parser.add_argument("--seeds", type=positive, default=1, help="train each method with the seeds 0 to N-1")
+    parser.add_argument("--epochs", type=positive, default=10, help="of pre-training (%(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run of a method for each")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD",
                         help="; ".join(METHODS))
     args = parser.parse_args()
-    for seed in range(args.seeds):
+    for seed in args.seeds:
         for name in args.methods:
             run_method(name, seed, args)
             write(collect(args.out, args.epochs, args.data), args.out)
@@ -118,6 +121,8 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
     if name == "supervised":
         return
     for stage, (command, recipe, words, source) in SCORES.items():
+        if stage == "tran1_ft" and seed:
+            continue  # it costs as much as the pre-training
         start = ("--weights", str(weights[source]), *(("--new-head",) if source == "pretraining" else ()))
         run(command, recipe.format(method.encoder), folder / stage, (*words, *start, *same), args)
         weights[stage] = folder / stage / "weights.safetensors"

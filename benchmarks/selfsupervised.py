@@ -6,9 +6,9 @@
 The recipes are the Imagenette twins, scaled down further to what a CPU core does in an hour: 64-px images, the smallest
 encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear and tran-1 probes see centre
 squares, so that the frozen encoder's features are computed once; seed 0 alone is fine-tuned. Runs lie in OUT, one
-folder for each method and seed; those that have finished are kept, one that was stopped is resumed. OUT/pretraining.json
-holds the scores of all that have finished, of this call or an earlier one, OUT/pretraining.md the table,
-OUT/pretraining.png images.
+folder for each method and seed; those that have finished are kept, one that was stopped is resumed.
+OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one, OUT/pretraining.md the
+table, OUT/pretraining.png images.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def main() -> None:
     parser.add_argument("--val", required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, required=True, help="folder for runs and the table")
     parser.add_argument("--epochs", type=positive, default=10, help="of pre-training (%(default)s)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED", help="one run of a method for each")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="SEED",
+                        help="one run of a method for each (%(default)s)")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD",
                         help="; ".join(METHODS))
     args = parser.parse_args()

@@ -149,7 +149,7 @@ def of_methods(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
 
 def of_detectors(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
     """Of benchmarks/transfer.py."""
-    return f"{found['epochs']} epochs", transfer.cells(found)
+    return f"{found['recipe']}, {found['epochs']} epochs", transfer.cells(found)
 
 
 def of_law(found: dict[str, Any]) -> tuple[str, list[list[str]]]:

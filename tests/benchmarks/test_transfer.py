@@ -19,6 +19,6 @@ def test_folds_are_every_other_picture_and_people_alone(tmp_path):
 
 
 def test_the_table_names_both_folds():
-    folds = [{"box_ap": 1.0, "box_ap50": 3.0}, {"box_ap": 2.0, "box_ap50": 5.0}]
+    folds = [{"box_ap": 1.0, "box_ap50": 3.0, "hours": 0.25}, {"box_ap": 2.0, "box_ap50": 5.0, "hours": 0.2}]
     found = {"detectors": [{"encoder": "B", "mode": "frozen", "folds": folds}]}
-    assert transfer.cells(found)[1] == ["B", "frozen", "1.5 (1.0, 2.0)", "4.0 (3.0, 5.0)"]
+    assert transfer.cells(found)[1] == ["B", "frozen", "1.5 (1.0, 2.0)", "4.0 (3.0, 5.0)", "0.5"]

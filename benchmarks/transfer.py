@@ -4,9 +4,9 @@
         --out runs/transfer
 
 128 pictures make two folds: a detector (by the recipe: DETR with a small Mobile-Former decoder, pictures of at most
-128 px) is trained on each half, with the encoder frozen and with it fine-tuned, and scored on the other. People alone, since no other
-class is in a quarter of the pictures. OUT/transfer.json holds box AP and AP50 of both folds,
-in %. Finished runs are kept.
+128 px) is trained on each half, with the encoder frozen and with it fine-tuned, and scored on the other. People alone,
+since no other class is in a quarter of the pictures. OUT/transfer.json holds box AP and AP50 of both folds, in %.
+Finished runs are kept.
 """
 
 from __future__ import annotations

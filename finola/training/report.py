@@ -46,8 +46,12 @@ def _row(row: Row, reproduction: Reproduction) -> dict[str, Any]:
 def _scaled_to(stages: list[Stage]) -> str:
     """The sizes at this scale of what the row begins with, which its title says at the paper's."""
     config = next(stage for stage in stages if stage.start is None).recipe.model_config()
-    map_size = getattr(config, "map_size", None)
-    return f"{config.image_size} px" + (f", map {map_size}x{map_size}" if map_size else "")
+    sizes = [f"{config.image_size} px"]
+    if map_size := getattr(config, "map_size", None):
+        sizes.append(f"map {map_size}x{map_size}")
+    if channels := getattr(config, "embed_dim", None):
+        sizes.append(f"{channels} channels")
+    return ", ".join(sizes)
 
 
 def _ours(row: Row, metric: str, reproduction: Reproduction) -> dict[str, Any]:

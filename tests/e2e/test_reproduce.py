@@ -42,7 +42,8 @@ def test_a_row_to_its_end_and_once_more(images, tmp_path):
     process = start(images, tmp_path / "out", "resolution", "--rows", "resolution_64", *LONG)
     printed, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
-    assert "| (a) 64x64 | 64 px, map 16x16 | 25.7 | " in printed and "pocket/resolution_64, seed 0: finished" in errors
+    assert "| (a) 64x64 | 64 px, map 16x16, 192 channels | 25.7 | " in printed
+    assert "pocket/resolution_64, seed 0: finished" in errors
     found = json.loads((tmp_path / "out/resolution-pocket.json").read_text())
     assert found["rows"][0]["ours"]["psnr"]["values"] and found["overrides"] == LONG
     before = finished(tmp_path / "out")
@@ -108,7 +109,7 @@ def test_a_row_that_fails_does_not_stop_the_rest(images, tmp_path):
     printed, errors = process.communicate(timeout=300)
     assert process.returncode == 3
     assert "resolution_64, seed 0: failed" in errors and "the rest goes on" in errors
-    assert "| (a) 64x64 | 64 px, map 16x16 | 25.7 | failed |" in printed
+    assert "| (a) 64x64 | 64 px, map 16x16, 192 channels | 25.7 | failed |" in printed
     assert "pocket/resolution_32, seed 0: finished" in errors
 
 

@@ -138,9 +138,10 @@ def test_report(tmp_path):
                                                     "seeds": 3, "state": "finished"}
     assert rows["resolution_8"]["hours"] == 1.5 and rows["resolution_8"]["commits"] == ["0123456789"]
     assert [line[1:5] for line in cells(content)[1:]] == [
-        ["64 px, map 2x2", "25.4", "21.00 ± 1.00", "1.50"], ["64 px, map 8x8", "25.8", "23.00 (1 of 3)", "0.50"],
-        ["64 px, map 16x16", "25.7", "failed", "-"]]
-    assert "| (a) 8x8 | 64 px, map 2x2 | 25.4 | 21.00 ± 1.00 | 1.50 | 0123456 |" in markdown(content)
+        ["64 px, map 2x2, 192 channels", "25.4", "21.00 ± 1.00", "1.50"],
+        ["64 px, map 8x8, 192 channels", "25.8", "23.00 (1 of 3)", "0.50"],
+        ["64 px, map 16x16, 192 channels", "25.7", "failed", "-"]]
+    assert "| (a) 8x8 | 64 px, map 2x2, 192 channels | 25.4 | 21.00 ± 1.00 | 1.50 | 0123456 |" in markdown(content)
     assert "(a) 64x64: no space left" in markdown(content)
     path = write(content, tmp_path)
     assert path.name == "resolution-pocket.md"

@@ -159,8 +159,11 @@ def call(*words: str | Path) -> None:
 
 def collect(out: Path, epochs: int, data: str) -> dict[str, Any]:
     """The scores of all methods and seeds that are in OUT, method -> column -> one score for each seed."""
-    methods = []
+    methods, earlier = [], earlier_methods(out, epochs)
     for name in METHODS:
+        if name in earlier and not folder_of(name, 0, out).parent.exists():
+            methods.append(earlier[name])
+            continue
         found = [stages_of(folder) for folder in sorted(folder_of(name, 0, out).parent.glob("seed*"))]
         columns = COLUMNS | (OF_SUPERVISED if name == "supervised" else {})
         scores = {column: [value for stages in found if (value := score_of(stages, *where)) is not None]
@@ -170,6 +173,13 @@ def collect(out: Path, epochs: int, data: str) -> dict[str, Any]:
             methods.append({"name": name, "scores": scores, "commits": sorted({run["commit"] for run in runs}),
                             "hours": round(sum(run.get("seconds", 0) for run in runs) / 3600, 2)})
     return record(torch.device("cpu"), {"data": Path(data).resolve().parent.name, "epochs": epochs, "methods": methods})
+
+
+def earlier_methods(out: Path, epochs: int) -> dict[str, dict[str, Any]]:
+    """Method -> its row of an earlier table, which stays where its runs have been moved or deleted since."""
+    path = out / "pretraining.json"
+    table = json.loads(path.read_text()) if path.exists() else {"methods": [], "epochs": epochs}
+    return {row["name"]: row for row in table["methods"]} if table["epochs"] == epochs else {}
 
 
 def stages_of(folder: Path) -> dict[str, dict[str, Any]]:

@@ -40,3 +40,12 @@ def test_the_table_has_means_over_seeds(tmp_path):
     (row,) = found["methods"]
     assert row["scores"]["PSNR, dB"] == [13.0, 14.0] and row["scores"]["lin"] == [40.0]  # the other one is under way
     assert selfsupervised.cells(found)[1] == ["masked FINOLA-B", "13.5 ± 0.7", "-", "40.0", "-", "-", "2", "1.5"]
+
+
+def test_rows_stay_when_their_runs_are_gone(tmp_path):
+    earlier = {"name": "MoCo-v2", "scores": {column: [50.0] for column in selfsupervised.COLUMNS}, "hours": 1.0}
+    (tmp_path / "pretraining.json").write_text(json.dumps({"epochs": 10, "methods": [earlier]}))
+    assert selfsupervised.collect(tmp_path, 10, "imagenette/train")["methods"] == [earlier]
+    assert selfsupervised.collect(tmp_path, 20, "imagenette/train")["methods"] == []  # another budget
+    selfsupervised.folder_of("MoCo-v2", 0, tmp_path).mkdir(parents=True)
+    assert selfsupervised.collect(tmp_path, 10, "imagenette/train")["methods"] == []  # under way anew

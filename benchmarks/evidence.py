@@ -16,6 +16,7 @@ import json
 import os
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,12 @@ from typing import Any
 import selfsupervised
 import transfer
 import yaml
+from matplotlib.figure import Figure
+from PIL import Image
 from tables import made_by
 
 from finola.analysis import law
+from finola.drawing import rasterise
 from finola.files import atomic_write
 from finola.training.report import cells, markdown_table
 
@@ -76,6 +80,8 @@ def run(claim: dict[str, Any], args: argparse.Namespace) -> bool:
         RESULTS.mkdir(parents=True, exist_ok=True)
         for kept, source in step["keep"].items():
             keep(Path(source.format(**vars(args))), RESULTS / kept, args)
+    for kept, source in claim.get("plots", {}).items():
+        PLOTS[kept](json.loads((RESULTS / source).read_text())).save(RESULTS / kept)
     return True
 
 
@@ -119,6 +125,7 @@ def section(claim: dict[str, Any]) -> str:
     for step in claim.get("runs", ()):
         parts.append("```text\n" + step["command"].format(**PLACES) + "\n```")
         parts += [shown(kept) for kept in step["keep"]]
+    parts += [shown(kept) for kept in claim.get("plots", ())]
     return "\n\n".join([*parts, f"**Verdict: {claim['verdict']}.** {claim['why'].strip()}"])
 
 
@@ -193,6 +200,50 @@ def of_embedding(found: dict[str, Any]) -> tuple[str, list[list[str]]]:
 
 TABLES = {"table": of_reproduce, "methods": of_methods, "maps": of_law, "models": of_curvature,
           "mixtures": of_embedding, "detectors": of_detectors}
+
+
+# --- plots ---
+
+
+def plot_channels(found: dict[str, Any]) -> Image.Image:
+    """PSNR over the length of q, of the rows of table:ablation (a): the paper's and ours."""
+    rows = [row for row in found["rows"] if row["name"].startswith("channels_")]
+    ours = sorted((int(row["scaled_to"].split()[-2]), row["ours"]["psnr"]["mean"]) for row in rows)
+    paper = sorted((int(row["name"].split("_")[1]), row["paper"]["psnr"]) for row in rows)
+    figure = Figure(figsize=(6, 4), layout="constrained", dpi=110)
+    axes = figure.subplots()
+    for points, label in ((paper, "the paper, 256 px"), (ours, f"here, {rows[0]['scaled_to'].split(',')[0]}")):
+        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="numbers in q", ylabel="PSNR, dB")
+    return finished(figure)
+
+
+def plot_lengths(found: dict[str, Any]) -> Image.Image:
+    """Linear probing over the epochs of pre-training, beside an encoder that was not trained."""
+    scores = {row["name"]: statistics.fmean(row["scores"]["lin"]) for row in found["methods"] if row["scores"]["lin"]}
+    lengths = {"a third of the epochs": 1 / 3, "three times the epochs": 3.0}
+    figure = Figure(figsize=(6, 4), layout="constrained", dpi=110)
+    axes = figure.subplots()
+    for method in ("FINOLA", "masked FINOLA-E", "masked FINOLA-B"):
+        points = [(found["epochs"] * factor, scores[name]) for name, factor in
+                  ((method, 1.0), *((f"{method}, {how}", factor) for how, factor in lengths.items())) if name in scores]
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=method)
+    axes.axhline(scores["untrained encoder"], color="0.6", linestyle=":", label="untrained encoder")
+    axes.set_xscale("log")
+    axes.set_xticks([3, 10, 30], ["3", "10", "30"], minor=False)
+    axes.set(xlabel="epochs of pre-training", ylabel="linear probing, top-1 in %")
+    return finished(figure)
+
+
+def finished(figure: Figure) -> Image.Image:
+    (axes,) = figure.axes
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    return rasterise(figure)
+
+
+PLOTS = {"channels.png": plot_channels, "lengths.png": plot_lengths}  # as evidence.yaml names them
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ def test_a_claim_s_commands_are_ours(claim):
         if "--methods" in words:
             assert set(words[words.index("--methods") + 1:]) <= set(selfsupervised.METHODS)
         assert all(source.startswith("{out}/") for source in step["keep"].values())
+    for name, source in claim.get("plots", {}).items():
+        assert name in evidence.PLOTS and any(source in step["keep"] for step in claim["runs"])
 
 
 def test_the_page_is_what_the_script_writes():
@@ -65,3 +67,25 @@ def test_a_pattern_names_files(tmp_path):
 def test_a_verdict_is_one_of_four():
     with pytest.raises(SystemExit, match="verdict 'perhaps', expected one of appears"):
         evidence.section({**CLAIMS[0], "verdict": "perhaps"})
+
+
+def test_plots_show_the_paper_and_ours_by_the_size_of_each(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(evidence, "finished", lambda figure: drawn.append(figure.axes[0].get_lines()))
+    rows = [{"name": f"channels_{n}", "scaled_to": f"64 px, map 8x8, {n // 16} channels", "paper": {"psnr": paper},
+             "ours": {"psnr": {"mean": ours}}} for n, paper, ours in ((4096, 25.9, 17.0), (64, 18.2, 12.0))]
+    evidence.plot_channels({"rows": rows})
+    paper, ours = drawn[0]
+    assert paper.get_xydata().tolist() == [[64, 18.2], [4096, 25.9]]
+    assert ours.get_xydata().tolist() == [[4, 12.0], [256, 17.0]]
+
+
+def test_plots_of_lengths_join_the_schedules_of_a_method(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(evidence, "finished", lambda figure: drawn.append(figure.axes[0].get_lines()))
+    scores = {"untrained encoder": [30.0], "FINOLA": [40.0, 42.0], "masked FINOLA-E": [39.0], "masked FINOLA-B": [38.0],
+              "masked FINOLA-B, three times the epochs": [45.0], "masked FINOLA-B, a third of the epochs": []}
+    evidence.plot_lengths({"epochs": 10, "methods": [{"name": n, "scores": {"lin": v}} for n, v in scores.items()]})
+    finola, _, b, untrained = drawn[0]
+    assert finola.get_xydata().tolist() == [[10, 41.0]] and b.get_xydata().tolist() == [[10, 38.0], [30, 45.0]]
+    assert set(untrained.get_ydata()) == {30.0}

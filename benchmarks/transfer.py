@@ -73,8 +73,7 @@ def run(args: argparse.Namespace, train: Path, val: Path, weights: str, mode: st
              MODES[mode], "--optim.epochs", epochs, "--trainer.val_every", epochs)
     result = json.loads((out / "result.json").read_text())
     last = result["history"][-1]
-    return {"box_ap": 100 * last["val_box_ap"], "box_ap50": 100 * last["val_box_ap50"],
-            "hours": result["seconds"] / 3600}
+    return {"box_ap": last["val_box_ap"], "box_ap50": last["val_box_ap50"], "hours": result["seconds"] / 3600}
 
 
 def cells(found: dict[str, Any]) -> list[list[str]]:

@@ -226,7 +226,7 @@ def plot_law(measured: Mapping[str, Mapping[str, Scores]]) -> Image.Image:
     bars.set(xlabel="share of the step explained, on images not fitted to", xlim=(None, 1.1))
     curves.axhline(0, color="0.7", linewidth=0.8)
     curves.set(xlabel="distance from the middle, positions", ylim=(-1.0, 1.05),
-               ylabel="share of the spread explained; dotted: the middle everywhere")
+               ylabel="share of the spread explained\ndotted: the middle everywhere")
     for axes in (bars, curves):
         axes.legend(fontsize=7)
         axes.grid(alpha=0.3)

@@ -19,6 +19,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +222,13 @@ def plot_channels(found: dict[str, Any]) -> Image.Image:
 
 def plot_lengths(found: dict[str, Any]) -> Image.Image:
     """Linear probing over the epochs of pre-training, beside an encoder that was not trained."""
+    methods = selfsupervised.METHODS
     scores = {row["name"]: statistics.fmean(row["scores"]["lin"]) for row in found["methods"] if row["scores"]["lin"]}
-    lengths = {"a third of the epochs": 1 / 3, "three times the epochs": 3.0}
     figure = Figure(figsize=(6, 4), layout="constrained", dpi=110)
     axes = figure.subplots()
     for method in ("FINOLA", "masked FINOLA-E", "masked FINOLA-B"):
-        points = [(found["epochs"] * factor, scores[name]) for name, factor in
-                  ((method, 1.0), *((f"{method}, {how}", factor) for how, factor in lengths.items())) if name in scores]
+        points = [(found["epochs"] * methods[name].length, scores[name]) for name in scores
+                  if replace(methods[name], length=1.0) == methods[method]]
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=method)
     axes.axhline(scores["untrained encoder"], color="0.6", linestyle=":", label="untrained encoder")
     axes.set_xscale("log")

@@ -20,6 +20,7 @@ MALICIOUS = {"lightning": ("2.6.2", "2.6.3")}  # releases withdrawn for a supply
 CODECS = {"JPEG": "jpg", "PNG": "zlib", "WebP": "webp", "AVIF": "avif", "JPEG 2000": "jpg_2000"}
 REQUIRED_CODECS = ("JPEG", "PNG")
 TOLERANCE = 1e-10  # of the operator against the literal recursion, float64
+ROUNDING = 1e-5  # of a model against its copy, float32: some matrix products round as their weights lie in memory
 
 
 class Check(NamedTuple):
@@ -161,4 +162,4 @@ def _survives_a_file() -> bool:
     model, x = FinolaAutoencoder(config).eval(), torch.rand(1, 3, 32, 32)
     with tempfile.TemporaryDirectory() as folder:
         copy = load_weights(save_weights(model, Path(folder) / "tiny.safetensors")).eval()
-    return torch.equal(copy(x), model(x))
+    return torch.allclose(copy(x), model(x), rtol=0, atol=ROUNDING)

@@ -179,7 +179,8 @@ class Averaging(WeightAveraging):
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._average_model = Average(task, trainer.strategy.root_device, self.decay)
+            average = Average(task, trainer.strategy.root_device, self.decay)
+            self._average_model = trainer.precision_plugin.convert_module(average)  # as the task will be
 
 
 class Speed(Callback):

@@ -216,6 +216,7 @@ def plot_channels(found: dict[str, Any]) -> Image.Image:
     for points, label in ((paper, "the paper, 256 px"), (ours, f"here, {rows[0]['scaled_to'].split(',')[0]}")):
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
     axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="numbers in q", ylabel="PSNR, dB")
     return finished(figure)
 

@@ -233,7 +233,8 @@ def plot_lengths(found: dict[str, Any]) -> Image.Image:
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=method)
     axes.axhline(scores["untrained encoder"], color="0.6", linestyle=":", label="untrained encoder")
     axes.set_xscale("log")
-    axes.set_xticks([3, 10, 30], ["3", "10", "30"], minor=False)
+    axes.set_xticks([3, 10, 30], ["3", "10", "30"])
+    axes.set_xticks([], minor=True)
     axes.set(xlabel="epochs of pre-training", ylabel="linear probing, top-1 in %")
     return finished(figure)
 

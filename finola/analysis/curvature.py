@@ -30,6 +30,8 @@ from finola.models.masked import MaskedFinola
 
 GrowingModel = FinolaAutoencoder | MaskedFinola
 MAX_BANDS = 4  # more of them hide one another
+LEGEND_COLUMNS = 2
+DASHES = ("-", "--", ":", "-.")
 QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
 TITLES = {"raw": "z as it is", "standardised": "z divided by its surfaces' deviation"}
 
@@ -158,26 +160,43 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
     90th percentile, unless there are too many models to tell them apart. Left z as it is, right standardised.
 
     Args:
-        measured: what the legend calls a model -> its curvatures, all with the same number of ranks.
+        measured: what the legend calls a model -> its curvatures, all with the same number of ranks. Models that are
+            called the same up to a comma have one colour.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4.4), layout="constrained", dpi=110)
+    rows = -(-len(measured) // LEGEND_COLUMNS)
+    figure = Figure(figsize=(10, 4.4 + 0.25 * rows), layout="constrained", dpi=110)
     banded = len(measured) <= MAX_BANDS
+    looks = _looks(list(measured))
+    lines = []
     for axes, name in zip(figure.subplots(1, 2), ("raw", "standardised"), strict=True):
         for label, curvatures in measured.items():
             scores = getattr(curvatures, name).double()
             low, middle, high = (scores.quantile(q, dim=0) for q in QUANTILES.values())  # (top,) each
             ranks = range(1, len(middle) + 1)
-            (line,) = axes.plot(ranks, middle, label=label)
+            lines += axes.plot(ranks, middle, **looks[label])
             if banded:
-                axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
+                axes.fill_between(ranks, low, high, color=looks[label]["color"], alpha=0.25, linewidth=0)
         axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
         axes.set_ylabel("peak Gaussian curvature (root mean square)")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-        axes.legend(title="median, 10 to 90 % of images" if banded else "median")
+    figure.legend(lines[: len(measured)], list(measured), loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=8,
+                  title="median, 10 to 90 % of images" if banded else "median")
     return rasterise(figure)
+
+
+def _looks(labels: list[str]) -> dict[str, dict[str, str]]:
+    """A line's look: the colour by the label's part before a comma, the dashes by its place among those."""
+    looks: dict[str, dict[str, str]] = {}
+    kinds: dict[str, int] = {}  # kind -> how many of it so far
+    for label in labels:
+        kind = label.partition(",")[0]
+        place = kinds.setdefault(kind, 0)
+        kinds[kind] += 1
+        looks[label] = {"color": f"C{list(kinds).index(kind)}", "linestyle": DASHES[place % len(DASHES)]}
+    return looks
 
 
 def _first_difference(z: Tensor, dim: int) -> Tensor:

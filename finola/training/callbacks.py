@@ -180,7 +180,8 @@ class Averaging(WeightAveraging):
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if stage == "fit":
             average = Average(task, trainer.strategy.root_device, self.decay)
-            self._average_model = trainer.precision_plugin.convert_module(average)  # as the task will be
+            trainer.precision_plugin.convert_module(average)  # in place, as the task will be
+            self._average_model = average
 
 
 class Speed(Callback):

@@ -58,6 +58,7 @@ def test_round_trip(model, path):
     copy = load_weights(path).eval()
     assert copy.config == model.config
     x = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(copy.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(copy(x), model(x))
     assert read_tensors(path)[1]["recipe"] == "none"
 
@@ -79,6 +80,7 @@ def test_start_and_every_other_field_survive(tmp_path):
     copy = load_weights(save_weights(model, tmp_path / "shifts.safetensors")).eval()
     assert copy.config == config
     x = torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(copy.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(copy(x), model(x))
 
 
@@ -229,6 +231,7 @@ def test_names_of_compiled_and_distributed_models(model, rewrite, prefix):
 
     copy = load_weights(rewrite(rename)).eval()
     x = torch.rand(1, 3, 32, 32)
+    torch.testing.assert_close(copy.state_dict(), model.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(copy(x), model(x))
 
 

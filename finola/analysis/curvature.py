@@ -169,34 +169,29 @@ def plot_curvatures(measured: dict[str, Curvatures]) -> Image.Image:
     figure = Figure(figsize=(10, 4.4 + 0.25 * rows), layout="constrained", dpi=110)
     banded = len(measured) <= MAX_BANDS
     looks = _looks(list(measured))
-    lines = []
     for axes, name in zip(figure.subplots(1, 2), ("raw", "standardised"), strict=True):
         for label, curvatures in measured.items():
             scores = getattr(curvatures, name).double()
             low, middle, high = (scores.quantile(q, dim=0) for q in QUANTILES.values())  # (top,) each
             ranks = range(1, len(middle) + 1)
-            lines += axes.plot(ranks, middle, **looks[label])
+            (line,) = axes.plot(ranks, middle, label=label, **looks[label])
             if banded:
-                axes.fill_between(ranks, low, high, color=looks[label]["color"], alpha=0.25, linewidth=0)
+                axes.fill_between(ranks, low, high, color=line.get_color(), alpha=0.25, linewidth=0)
         axes.set(xscale="log", yscale="log", title=TITLES[name], xlabel="rank of the channel within its image")
         axes.set_ylabel("peak Gaussian curvature (root mean square)")
         axes.xaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
-    figure.legend(lines[: len(measured)], list(measured), loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=8,
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize=8,
                   title="median, 10 to 90 % of images" if banded else "median")
     return rasterise(figure)
 
 
 def _looks(labels: list[str]) -> dict[str, dict[str, str]]:
     """A line's look: the colour by the label's part before a comma, the dashes by its place among those."""
-    looks: dict[str, dict[str, str]] = {}
-    kinds: dict[str, int] = {}  # kind -> how many of it so far
-    for label in labels:
-        kind = label.partition(",")[0]
-        place = kinds.setdefault(kind, 0)
-        kinds[kind] += 1
-        looks[label] = {"color": f"C{list(kinds).index(kind)}", "linestyle": DASHES[place % len(DASHES)]}
-    return looks
+    kinds = [label.partition(",")[0] for label in labels]
+    colours = {kind: f"C{i}" for i, kind in enumerate(dict.fromkeys(kinds))}
+    return {label: {"color": colours[kind], "linestyle": DASHES[kinds[:i].count(kind) % len(DASHES)]}
+            for i, (label, kind) in enumerate(zip(labels, kinds, strict=True))}
 
 
 def _first_difference(z: Tensor, dim: int) -> Tensor:

@@ -26,8 +26,7 @@ def runs(request, one_thread, recipe_file, images, tmp_path_factory):
         command = [
             "train", str(recipe_file), "--data", str(images / "train"), "--val", str(images / "val"),
             "--out", str(out), "--trainer.devices", processes,
-            "--trainer.precision", "64-true", "--optim.base_lr", "1e-2",
-            "--model.norm", request.param,
+            "--trainer.precision", "64-true", "--optim.base_lr", "1e-2", "--model.norm", request.param,
         ]
         if processes == "1":
             assert main(command) == 0

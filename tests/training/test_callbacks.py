@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+plugins = pytest.importorskip("lightning.pytorch.plugins", reason="needs the extra 'train'")
 callbacks = pytest.importorskip("finola.training.callbacks", reason="needs the extra 'train'")
 
 META = torch.device("meta")
@@ -21,7 +22,8 @@ def test_averages_are_made_on_the_runs_device_and_read_nothing_from_it():
     """The model moves there after the averages are made. The device meta raises where a number is read from it or
     copied to the host."""
     model, averaging = small(), callbacks.Averaging(0.9)
-    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=META), global_step=0)
+    trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=META), precision_plugin=plugins.Precision(),
+                              global_step=0)
     averaging.setup(trainer, model, "fit")
     model.to(META)
     for trainer.global_step in (1, 2, 3):

@@ -8,7 +8,7 @@ import pytest
 import selfsupervised
 from pictures import photo
 
-STAGES = {"pretraining", "lin", "tran1", "tran1_ft"}
+STAGES = {"pretraining", "lin", "tran1", "finetuning"}
 
 
 @pytest.mark.slow

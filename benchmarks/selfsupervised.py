@@ -4,11 +4,11 @@
     python benchmarks/selfsupervised.py ... --methods "masked FINOLA-E" "masked FINOLA-B" --seeds 0 1 2
 
 The recipes are the Imagenette twins, scaled down further to what a CPU core does in an hour: 64-px images, the smallest
-encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear and tran-1 probes see centre
-squares, so that the frozen encoder's features are computed once; seed 0 alone is fine-tuned. Fine-tuning and supervised
-training only crop and mirror: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down.
-Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
-resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
+encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear probes see centre squares, so that
+the frozen encoder's features are computed once; tran-1 probes, fine-tuning and supervised training crop and mirror, no
+more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Seed 0 alone is
+fine-tuned. Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was
+stopped is resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
 """
 
@@ -68,11 +68,11 @@ METHODS = {
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
     "supervised": Method("supervised_w720", (*ADAMW, *LIGHT)),
 }
-FIXED = (*SMALL, "--data.augment", "false", "--optim.batch_size", "512")
 SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weights it starts from
-    "lin": ("probe", "lin_{}", (*FIXED, "--optim.epochs", "60"), "pretraining"),
-    "tran1": ("probe", "tran1_{}", (*FIXED, "--data.policy", "null", "--optim.epochs", "20", "--optim.batch_size",
-                                    "256", "--optim.warmup_epochs", "1"), "pretraining"),
+    "lin": ("probe", "lin_{}", (*SMALL, "--data.augment", "false", "--optim.epochs", "60", "--optim.batch_size", "512"),
+            "pretraining"),
+    "tran1": ("probe", "tran1_{}", (*SMALL, *LIGHT, "--optim.epochs", "10", "--optim.batch_size", "256",
+                                    "--optim.base_lr", "1e-3", "--optim.warmup_epochs", "1"), "pretraining"),
     "finetuning": ("finetune", "tran1_ft_{}", (*SMALL, *LIGHT, "--optim.epochs", "5", "--optim.batch_size", "64",
                                                "--optim.base_lr", "2e-3", "--optim.warmup_epochs", "1"), "tran1"),
 }

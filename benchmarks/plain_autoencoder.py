@@ -97,7 +97,7 @@ def main() -> None:
         "data": args.data, "val": args.val, "images": [len(fitted.images), len(judged.images)], "image_size": SIZE,
         "epochs": args.epochs, "psnr": scores.mean().item(), "maps": as_record(measured)})
     args.out.mkdir(parents=True, exist_ok=True)
-    write_results(args.out, "law", result, {"law": plot_law(measured)})
+    write_results(args.out, "law", result, {"law": plot_law(result["maps"])})
     print(f"{scores.mean():.2f} dB; {args.out}/law.json")
 
 

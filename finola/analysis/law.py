@@ -16,7 +16,7 @@ map is measured a second time with its positions shuffled within the image.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -203,25 +203,25 @@ def cells(row: Mapping[str, Any]) -> list[str]:
     return ["-" if value is None else f"{value:.2f}" for value in (*values, grown[1], grown[-1])]
 
 
-def plot_law(measured: Mapping[str, Mapping[str, Scores]]) -> Image.Image:
-    """Left: what the two laws explain of a step, of the maps and of shuffled ones. Right: maps grown from their
-    middle, by distance."""
+def plot_law(rows: Sequence[Mapping[str, Any]]) -> Image.Image:
+    """Of the sources of `as_record`. Left: what the two laws explain of a step, of the maps and of shuffled ones.
+    Right: maps grown from their middle, by distance."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 0.7 * len(measured) + 3), layout="constrained", dpi=110)
+    figure = Figure(figsize=(12, 0.7 * len(rows) + 3), layout="constrained", dpi=110)
     bars, curves = figure.subplots(1, 2)
     styles = [(law, kind) for law in LAWS for kind in KINDS]
-    for i, (name, kinds) in enumerate(measured.items()):
+    for i, row in enumerate(rows):
         for j, (law, kind) in enumerate(styles):
-            value = kinds[kind].explained()[law] or 0.0
+            value = row[kind]["explained"][law] or 0.0
             place = i + (j - 1.5) * 0.2
             bars.barh(place, max(value, -0.5), height=0.18, color=f"C{j // 2}",
                       alpha=1.0 if kind == "maps" else 0.4, label=f"{LAWS[law]}, {kind}" if i == 0 else None)
             bars.text(max(value, 0.0) + 0.01, place, f"{value:.2f}", va="center", fontsize=7)
-        by_distance = kinds["maps"].by_distance()
-        curves.plot(by_distance["grown"], color=f"C{i + 2}", marker="o", markersize=3, label=name)
+        by_distance = row["maps"]["by_distance"]
+        curves.plot(by_distance["grown"], color=f"C{i + 2}", marker="o", markersize=3, label=row["name"])
         curves.plot(by_distance["standing"], color=f"C{i + 2}", linestyle=":")
-    bars.set_yticks(range(len(measured)), list(measured))
+    bars.set_yticks(range(len(rows)), [row["name"] for row in rows])
     bars.invert_yaxis()
     bars.set(xlabel="share of the step explained, on images not fitted to", xlim=(None, 1.1))
     curves.axhline(0, color="0.7", linewidth=0.8)

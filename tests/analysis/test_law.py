@@ -7,7 +7,7 @@ import pytest
 import torch
 from laws import random_law
 
-from finola.analysis.law import LeastSquares, Scores, measure_law, plot_law, shuffled, steps
+from finola.analysis.law import LeastSquares, Scores, as_record, measure_law, plot_law, shuffled, steps
 from finola.autoregression import autoregress
 from finola.cli.main import main
 from finola.errors import DataError, FinolaError
@@ -81,7 +81,7 @@ def test_a_grown_map_is_its_own_growth():
     z, _ = lawful(60, (5, 5))
     scores = measure_law({"law": lambda x: z[x.long()]}, [torch.arange(40)], [torch.arange(40, 60)])["law"]
     assert scores["maps"].explained()["norm+linear"] > scores["shuffled"].explained()["norm+linear"] + 0.2
-    assert plot_law({"law": scores}).width > 500
+    assert plot_law(as_record({"law": scores})).width > 500
 
 
 def test_positions_are_shuffled_within_an_image():

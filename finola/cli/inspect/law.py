@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
         "data": args.data, "val": args.val, "images": [len(images) for images in sets], "image_size": size,
         "weights": [weights_identity(path, model.config) for path, model in models],
         "maps": as_record(measured)})
-    write_results(out, "law", result, {"law": plot_law(measured)})
+    write_results(out, "law", result, {"law": plot_law(result["maps"])})
     print(json.dumps(result) if args.json else _table(result, out))
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DEPTHS = {"tran1": 1, "tran4": 4}  # transformer blocks by head
 HEADS = ("lin", *DEPTHS)
 HEAD_DIM = 64  # channels of an attention head
+FLOOR = 0.01  # added to the variances of features by a transformer's BatchNorms
 HEAD_WIDTHS = {720: 192, 1440: 384, 2880: 768}  # width of a transformer for a map of so many channels
 
 
@@ -81,7 +82,8 @@ class TransformerHead(nn.Module):
     The map's channels and the encoder's token each pass a BatchNorm without affine, as in the linear head (not in the
     paper; without it what the images have in common, large beside what tells them apart, slows the head down), and a
     linear layer to D channels; the token goes in front as the class token. The encoder supplies the positions, so there
-    is no embedding of them.
+    is no embedding of them. FLOOR is added to the variances: the token of a pre-trained encoder can be nearly the same
+    for all images, and blown up to unit variance it makes fine-tuning unstable.
 
     Args:
         depth: number of blocks, each with D/64 attention heads and an MLP of 4 D.
@@ -106,8 +108,8 @@ class TransformerHead(nn.Module):
             raise FinolaError(f"dropout: got {dropout}, expected 0 <= dropout < 1")
         from timm.models.vision_transformer import Block
 
-        self.map_norm = nn.BatchNorm1d(channels, affine=False, eps=1e-6)
-        self.token_norm = nn.BatchNorm1d(token_dim, affine=False, eps=1e-6)
+        self.map_norm = nn.BatchNorm1d(channels, affine=False, eps=FLOOR)
+        self.token_norm = nn.BatchNorm1d(token_dim, affine=False, eps=FLOOR)
         self.map_projection = _linear(channels, width)
         self.token_projection = _linear(token_dim, width)
         self.blocks = nn.Sequential(

@@ -6,8 +6,8 @@ import math
 import shutil
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -204,7 +204,7 @@ class Images(RunData[ImageDataset]):
         bank = self.train if len(self.train) <= BANK else Subset(self.train, BANK)
         crop_pct = self.recipe.data.crop_pct or CLASSES_CROP_PCT  # whatever the model is: it judges classification
         known, queries = self.squares(bank, crop_pct), self.squares(self.val, crop_pct)
-        with self.trainer.precision_plugin.forward_context():
+        with self._without_autocast():
             return neighbours_accuracy(model, known, queries, len(self.train.classes))
 
     def _can_vote(self, val: ImageDataset) -> bool:
@@ -215,8 +215,15 @@ class Images(RunData[ImageDataset]):
 
     def _features(self, batches: Iterable[Batch], count: int, name: str) -> FrozenFeatures:
         model = cast(Classifier, self.model)  # or of another kind that `keeps_features`
-        with self.trainer.precision_plugin.forward_context():
+        with self._without_autocast():
             return FrozenFeatures.collect(model, batches, count, self._feature_folder / name)
+
+    @contextmanager
+    def _without_autocast(self) -> Iterator[None]:
+        """The run's precision, but no autocast: what tells an encoder's tokens of two images apart can be less than
+        bf16 resolves, after masked pre-training above all."""
+        with self.trainer.precision_plugin.forward_context(), torch.autocast(self._device.type, enabled=False):
+            yield
 
     @property
     def _feature_folder(self) -> Path:

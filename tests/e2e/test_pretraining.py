@@ -12,6 +12,7 @@ import torch
 from training import make_images, read_checkpoint, signal_at, unequal
 
 from finola.errors import RecipeError
+from finola.evaluation.neighbours import neighbours_accuracy
 from finola.training.recipe import load_recipe
 from finola.weights import load_weights
 
@@ -88,10 +89,18 @@ def more_images(tmp_path_factory):
     return make_images(tmp_path_factory.mktemp("more_images"), train=24)
 
 
-def test_labels_give_a_knn_accuracy(more_images, tmp_path):
-    """At each `knn_every`-th validation; measuring it does not change the training."""
-    options = ("--optim.batch_size", "12", "--optim.epochs", "2")
+def test_labels_give_a_knn_accuracy(more_images, tmp_path, monkeypatch):
+    """At each `knn_every`-th validation, of features without autocast; measuring it does not change the training."""
+    autocast = []
+
+    def spied(*args):
+        autocast.append(torch.is_autocast_enabled("cpu"))
+        return neighbours_accuracy(*args)
+
+    monkeypatch.setattr("finola.training.datamodule.neighbours_accuracy", spied)
+    options = ("--optim.batch_size", "12", "--optim.epochs", "2", "--trainer.precision", "bf16-mixed")
     measured = pretrain("masked_b_w720", more_images, tmp_path / "measured", *options, "--trainer.knn_every", "2")
+    assert autocast == [False]
     first, last = measured["history"]
     assert "val_knn" not in first
     assert measured["val_knn"] == last["val_knn"] and 0 <= measured["val_knn"] <= 100

@@ -76,13 +76,23 @@ def test_the_linear_head_is_blind_to_scale_and_offset():
     assert [name for name, _ in head.named_parameters()] == ["fc.weight", "fc.bias"]
 
 
-def test_a_transformer_does_not_see_scale_and_offset_of_the_features():
+def test_a_transformer_sees_neither_offset_nor_a_large_scale_of_the_features():
     """In training: what all images have in common is taken away before the first layer."""
     torch.manual_seed(0)
     head = TransformerHead(24, 16, 5, depth=1, width=64)
-    features, token = torch.rand(4, 24, 3, 2), torch.rand(4, 16)
-    torch.testing.assert_close(head(features, token), head(7 * features - 2, 3 * token + 1), rtol=1e-3, atol=1e-4)
+    features, token = 10 * torch.rand(4, 24, 3, 2), 10 * torch.rand(4, 16)
+    torch.testing.assert_close(head(features, token), head(7 * features - 2, 3 * token + 1), rtol=1e-2, atol=1e-2)
     assert not any("norm" in name and name.startswith(("map", "token")) for name, _ in head.named_parameters())
+
+
+def test_a_token_that_hardly_differs_between_images_is_not_blown_up():
+    """As after masked pre-training; scaled to unit variance its gradient would be a hundred thousand times as large."""
+    torch.manual_seed(0)
+    head = TransformerHead(24, 16, 5, depth=1, width=64)
+    token = (1 + 1e-5 * torch.randn(8, 16)).requires_grad_()
+    normalised = head.token_norm(token)
+    normalised.square().sum().backward()
+    assert normalised.abs().max() < 1e-3 and token.grad.abs().max() < 0.1
 
 
 @pytest.mark.parametrize(

@@ -54,22 +54,6 @@ def operator() -> str:
     return "\n".join([*lines, "", f"`python benchmarks/operator_bars.py`; {made_by(result)}."])
 
 
-def pretraining() -> str:
-    text = (ROOT / "results" / "selfsupervised_imagenette_64px.md").read_text()
-    return "\n\n".join([
-        "## Pre-training methods on one budget, scaled down",
-        "Imagenette at 64 px, 12 epochs of pre-training, W720 or ViT-tiny, one transformer block in the decoders of B "
-        "and MAE; linear and tran-1 probing on centre squares, four epochs of fine-tuning; top-1 in %. The supervised "
-        "row is trained for the same 12 epochs. PSNR is that of the masked region, for FINOLA of the whole image.",
-        text,
-        "B leads E in linear probing, in k-NN and after fine-tuning, not in tran-1; after 12 epochs neither leads "
-        "vanilla FINOLA, and all are within a few points of the untrained encoder: masked prediction has hardly "
-        "begun. B rises with the length of the schedule (k-NN and linear probing at 36 epochs against 12). The "
-        "paper trains vanilla FINOLA for 100 epochs and the masked ones for 1600, on 135 times as many images.",
-        "`python benchmarks/selfsupervised.py`. Other work ran on the same two cores: the times are no measure of "
-        "speed.", "![FINOLA, masked FINOLA-E, masked FINOLA-B, MAE](../results/selfsupervised_imagenette_64px.png)"])
-
-
 def pretraining_cost() -> str:
     result = read("pretraining_cpu.json")
     lines = ["## Cost of pre-training", "",
@@ -389,8 +373,8 @@ def main() -> None:
     with atomic_write(ROOT / "docs" / "model-card.md") as path:
         path.write_text(card() + "\n")
     text = "\n\n".join(["# Results", "Written by `python benchmarks/tables.py` from results/*.json.",
-                        reconstruction(), codec(), analysis(), operator(), throughput(), pretraining(),
-                        pretraining_cost(), detection()])
+                        reconstruction(), codec(), analysis(), operator(), throughput(), pretraining_cost(),
+                        detection()])
     with atomic_write(ROOT / "docs" / "results.md") as path:
         path.write_text(text + "\n")
 

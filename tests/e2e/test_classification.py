@@ -75,7 +75,7 @@ def test_two_steps(name, overrides, images, masked, mae, tmp_path):
 
 def test_the_head_learns(images, masked, tmp_path):
     """Twelve images are learnt by heart from frozen features; the result says so and the weights know them."""
-    result = train("lin_w720", images, tmp_path / "run", *RESIDENT, "--optim.epochs", "60", "--optim.base_lr", "10",
+    result = train("lin_w720", images, tmp_path / "run", *RESIDENT, "--optim.epochs", "60", "--optim.base_lr", "0.1",
                    "--trainer.val_every", "10", "--data.augment", "false", init_from=masked)
     first, last = result["history"][0], result["history"][-1]
     assert last["train_loss"] < first["train_loss"] / 4 and last["train_top1"] == 100

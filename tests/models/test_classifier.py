@@ -80,8 +80,8 @@ def test_a_transformer_sees_neither_offset_nor_a_large_scale_of_the_features():
     """In training: what all images have in common is taken away before the first layer."""
     torch.manual_seed(0)
     head = TransformerHead(24, 16, 5, depth=1, width=64)
-    features, token = 10 * torch.rand(4, 24, 3, 2), 10 * torch.rand(4, 16)
-    torch.testing.assert_close(head(features, token), head(7 * features - 2, 3 * token + 1), rtol=1e-2, atol=1e-2)
+    features, token = 100 * torch.rand(4, 24, 3, 2), 100 * torch.rand(4, 16)
+    torch.testing.assert_close(head(features, token), head(7 * features - 2, 3 * token + 1), rtol=1e-3, atol=1e-4)
     assert not any("norm" in name and name.startswith(("map", "token")) for name, _ in head.named_parameters())
 
 

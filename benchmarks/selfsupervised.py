@@ -6,8 +6,9 @@
 The recipes are the Imagenette twins, scaled down further to what a CPU core does in an hour: 64-px images, the smallest
 encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. Linear probes see centre squares, so that
 the frozen encoder's features are computed once; tran-1 probes, fine-tuning and supervised training crop and mirror, no
-more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Probing and fine-tuning
-run in float32, since bf16 rounds away part of what tells the features of two images apart. Seed 0 alone is fine-tuned.
+more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Fine-tuning runs in
+float32, as the recipes' probing does: bf16 rounds away part of what tells the features of two images apart. Seed 0
+alone is fine-tuned.
 Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
 resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
@@ -69,14 +70,14 @@ METHODS = {
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
     "supervised": Method("supervised_w720", (*ADAMW, *LIGHT)),
 }
-FLOAT32 = (*SMALL, "--trainer.precision", "32-true")
 SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weights it starts from
-    "lin": ("probe", "lin_{}", (*FLOAT32, "--data.augment", "false", "--optim.epochs", "60", "--optim.batch_size",
-                                "512"), "pretraining"),
-    "tran1": ("probe", "tran1_{}", (*FLOAT32, *LIGHT, "--optim.epochs", "10", "--optim.batch_size", "256",
-                                    "--optim.base_lr", "1e-3", "--optim.warmup_epochs", "1"), "pretraining"),
-    "finetuning": ("finetune", "tran1_ft_{}", (*FLOAT32, *LIGHT, "--optim.epochs", "5", "--optim.batch_size", "64",
-                                               "--optim.base_lr", "2e-3", "--optim.warmup_epochs", "1"), "tran1"),
+    "lin": ("probe", "lin_{}", ("--data.augment", "false", "--optim.epochs", "60", "--optim.batch_size", "512"),
+            "pretraining"),
+    "tran1": ("probe", "tran1_{}", (*LIGHT, "--optim.epochs", "10", "--optim.batch_size", "256", "--optim.base_lr",
+                                    "1e-3", "--optim.warmup_epochs", "1"), "pretraining"),
+    "finetuning": ("finetune", "tran1_ft_{}", (*LIGHT, "--trainer.precision", "32-true", "--optim.epochs", "5",
+                                               "--optim.batch_size", "64", "--optim.base_lr", "2e-3",
+                                               "--optim.warmup_epochs", "1"), "tran1"),
 }
 VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default"}  # rows the paper does not have
 COLUMNS = {"PSNR, dB": ("pretraining", "psnr"), "k-NN": ("knn", "knn"), "lin": ("lin", "top1"),
@@ -130,7 +131,7 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
         if stage == "finetuning" and seed:
             continue  # it costs as much as the pre-training
         start = ("--weights", str(weights[source]), *(("--new-head",) if source == "pretraining" else ()))
-        run(command, recipe.format(method.encoder), folder / stage, (*words, *start, *same), args)
+        run(command, recipe.format(method.encoder), folder / stage, (*SMALL, *words, *start, *same), args)
         weights[stage] = folder / stage / "weights.safetensors"
 
 

@@ -32,8 +32,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--coco", type=Path, required=True, metavar="DIR", help="the folder of coco128")
     parser.add_argument("--encoders", nargs="+", required=True, metavar="NAME=FILE", help="weights to start from")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES),
-                        help="whether detectors train their encoder (default: both)")
     parser.add_argument("--recipe", default="coco128/finetuned_default", help="of the detector (%(default)s)")
     parser.add_argument("--epochs", type=positive, default=100, help="of each training (%(default)s)")
     parser.add_argument("--out", type=Path, required=True)
@@ -43,7 +41,7 @@ def main() -> None:
     rows = []
     for encoder in args.encoders:
         name, _, weights = encoder.partition("=")
-        for mode in args.modes:
+        for mode in MODES:
             folds = [run(args, halves[1 - fold], halves[fold], weights, mode, args.out / name / f"{mode}{fold}")
                      for fold in (0, 1)]
             rows.append({"encoder": name, "mode": mode, "folds": folds})

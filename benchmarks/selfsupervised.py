@@ -8,7 +8,7 @@ encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. L
 the frozen encoder's features are computed once; tran-1 probes, fine-tuning and supervised training crop and mirror, no
 more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Fine-tuning runs in
 float32, as the recipes' probing does: bf16 rounds away part of what tells the features of two images apart. Seed 0
-alone is fine-tuned.
+alone is fine-tuned; of the lengths of q, the shorter schedule and the deeper decoder, none.
 Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
 resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
@@ -43,6 +43,7 @@ class Method:
     changes: tuple[str, ...] = ()
     encoder: str = "w720"
     length: float = 1.0  # of its schedule, in --epochs
+    scores: tuple[str, ...] = ("lin", "tran1", "finetuning")  # keys of SCORES
 
 
 SMALL = ("--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96")
@@ -52,23 +53,24 @@ ADAMW = ("--optim.base_lr", "4e-3")
 MASKED = (*ADAMW, "--model.block_size", "2")
 B = (*MASKED, "--model.decoder_depth", "1")
 FINOLA = (*ADAMW, "--model.map_size", "4", "--model.decoder_widths", "[128, 64, 32, 16, 16]", "--model.embed_dim")
+PROBED = ("lin", "tran1")
 METHODS = {
     "untrained encoder": Method(None),
     "FINOLA": Method("default", (*FINOLA, "512")),
-    "FINOLA, 64 numbers": Method("default", (*FINOLA, "64")),
-    "FINOLA, 128 numbers": Method("default", (*FINOLA, "128")),
-    "FINOLA, 256 numbers": Method("default", (*FINOLA, "256")),
+    "FINOLA, 64 numbers": Method("default", (*FINOLA, "64"), scores=("lin",)),
+    "FINOLA, 128 numbers": Method("default", (*FINOLA, "128"), scores=("lin",)),
+    "FINOLA, 256 numbers": Method("default", (*FINOLA, "256"), scores=("lin",)),
     "masked FINOLA-E": Method("masked_e_w720", MASKED),
     "masked FINOLA-B": Method("masked_b_w720", B),
-    "masked FINOLA-B, a third of the epochs": Method("masked_b_w720", B, length=1 / 3),
+    "masked FINOLA-B, a third of the epochs": Method("masked_b_w720", B, length=1 / 3, scores=PROBED),
     "FINOLA, three times the epochs": Method("default", (*FINOLA, "512"), length=3),
     "masked FINOLA-E, three times the epochs": Method("masked_e_w720", MASKED, length=3),
     "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
-    "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4")),
+    "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4"), scores=PROBED),
     "MoCo-v2": Method("moco_w720"),
     "MAE, ViT-tiny": Method("mae_tiny", (*ADAMW, "--model.decoder_depth", "1"), "vit_tiny"),
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
-    "supervised": Method("supervised_w720", (*ADAMW, *LIGHT)),
+    "supervised": Method("supervised_w720", (*ADAMW, *LIGHT), scores=()),  # its own head has learned
 }
 SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weights it starts from
     "lin": ("probe", "lin_{}", ("--data.augment", "false", "--optim.epochs", "60", "--optim.batch_size", "512"),
@@ -125,9 +127,8 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
         model = create_model(f"mobileformer_{method.encoder}+lin", image_size=64, num_classes=1)
         save_weights(model, weights["pretraining"])
     neighbours(weights["pretraining"], folder, args)
-    if name == "supervised":
-        return
-    for stage, (command, recipe, words, source) in SCORES.items():
+    for stage in method.scores:
+        command, recipe, words, source = SCORES[stage]
         if stage == "finetuning" and seed:
             continue  # it costs as much as the pre-training
         start = ("--weights", str(weights[source]), *(("--new-head",) if source == "pretraining" else ()))

@@ -8,7 +8,8 @@ encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. L
 the frozen encoder's features are computed once; tran-1 probes, fine-tuning and supervised training crop and mirror, no
 more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Fine-tuning runs in
 float32, as the recipes' probing does: bf16 rounds away part of what tells the features of two images apart. Seed 0
-alone is fine-tuned; of the lengths of q, the shorter schedule and the deeper decoder, none.
+alone is fine-tuned; of the lengths of q, the shorter schedule and the deeper decoder, none. The encoder that was not
+trained and the best of the pre-trained are fine-tuned at a quarter of the learning rate too: it may favour one of them.
 Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
 resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
@@ -54,8 +55,9 @@ MASKED = (*ADAMW, "--model.block_size", "2")
 B = (*MASKED, "--model.decoder_depth", "1")
 FINOLA = (*ADAMW, "--model.map_size", "4", "--model.decoder_widths", "[128, 64, 32, 16, 16]", "--model.embed_dim")
 PROBED = ("lin", "tran1")
+AT_TWO_RATES = (*PROBED, "finetuning", "finetuning-slow")
 METHODS = {
-    "untrained encoder": Method(None),
+    "untrained encoder": Method(None, scores=AT_TWO_RATES),
     "FINOLA": Method("default", (*FINOLA, "512")),
     "FINOLA, 64 numbers": Method("default", (*FINOLA, "64"), scores=("lin",)),
     "FINOLA, 128 numbers": Method("default", (*FINOLA, "128"), scores=("lin",)),
@@ -63,7 +65,7 @@ METHODS = {
     "masked FINOLA-E": Method("masked_e_w720", MASKED),
     "masked FINOLA-B": Method("masked_b_w720", B),
     "masked FINOLA-B, a third of the epochs": Method("masked_b_w720", B, length=1 / 3, scores=PROBED),
-    "FINOLA, three times the epochs": Method("default", (*FINOLA, "512"), length=3),
+    "FINOLA, three times the epochs": Method("default", (*FINOLA, "512"), length=3, scores=AT_TWO_RATES),
     "masked FINOLA-E, three times the epochs": Method("masked_e_w720", MASKED, length=3),
     "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
     "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4"), scores=PROBED),
@@ -72,18 +74,19 @@ METHODS = {
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
     "supervised": Method("supervised_w720", (*ADAMW, *LIGHT), scores=()),  # its own head has learned
 }
+FINETUNING = (*LIGHT, "--trainer.precision", "32-true", "--optim.epochs", "5", "--optim.batch_size", "64",
+              "--optim.warmup_epochs", "1", "--optim.base_lr")
 SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weights it starts from
     "lin": ("probe", "lin_{}", ("--data.augment", "false", "--optim.epochs", "60", "--optim.batch_size", "512"),
             "pretraining"),
     "tran1": ("probe", "tran1_{}", (*LIGHT, "--optim.epochs", "10", "--optim.batch_size", "256", "--optim.base_lr",
                                     "1e-3", "--optim.warmup_epochs", "1"), "pretraining"),
-    "finetuning": ("finetune", "tran1_ft_{}", (*LIGHT, "--trainer.precision", "32-true", "--optim.epochs", "5",
-                                               "--optim.batch_size", "64", "--optim.base_lr", "2e-3",
-                                               "--optim.warmup_epochs", "1"), "tran1"),
+    "finetuning": ("finetune", "tran1_ft_{}", (*FINETUNING, "2e-3"), "tran1"),
+    "finetuning-slow": ("finetune", "tran1_ft_{}", (*FINETUNING, "5e-4"), "tran1"),
 }
 VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default"}  # rows the paper does not have
 COLUMNS = {"PSNR, dB": ("pretraining", "psnr"), "k-NN": ("knn", "knn"), "lin": ("lin", "top1"),
-           "tran-1": ("tran1", "top1"), "tran-1-ft": ("finetuning", "top1")}
+           "tran-1": ("tran1", "top1"), "tran-1-ft": ("finetuning", "top1"), "lr/4": ("finetuning-slow", "top1")}
 OF_SUPERVISED = {"tran-1-ft": ("pretraining", "top1")}  # its head learns with it
 
 
@@ -129,7 +132,7 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
     neighbours(weights["pretraining"], folder, args)
     for stage in method.scores:
         command, recipe, words, source = SCORES[stage]
-        if stage == "finetuning" and seed:
+        if command == "finetune" and seed:
             continue  # it costs as much as the pre-training
         start = ("--weights", str(weights[source]), *(("--new-head",) if source == "pretraining" else ()))
         run(command, recipe.format(method.encoder), folder / stage, (*SMALL, *words, *start, *same), args)

@@ -19,7 +19,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +226,10 @@ def plot_lengths(found: dict[str, Any]) -> Image.Image:
     scores = {row["name"]: statistics.fmean(row["scores"]["lin"]) for row in found["methods"] if row["scores"]["lin"]}
     figure = Figure(figsize=(6, 4), layout="constrained", dpi=110)
     axes = figure.subplots()
-    for method in ("FINOLA", "masked FINOLA-E", "masked FINOLA-B"):
+    for label in ("FINOLA", "masked FINOLA-E", "masked FINOLA-B"):
         points = [(found["epochs"] * methods[name].length, scores[name]) for name in scores
-                  if replace(methods[name], length=1.0) == methods[method]]
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=method)
+                  if methods[name].changes == methods[label].changes]
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
     axes.axhline(scores["untrained encoder"], color="0.6", linestyle=":", label="untrained encoder")
     axes.set_xscale("log")
     axes.set_xticks([3, 10, 30], ["3", "10", "30"])

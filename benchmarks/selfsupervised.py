@@ -72,6 +72,7 @@ METHODS = {
     "MoCo-v2": Method("moco_w720"),
     "MAE, ViT-tiny": Method("mae_tiny", (*ADAMW, "--model.decoder_depth", "1"), "vit_tiny"),
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),
+    "untrained ViT-tiny": Method(None, encoder="vit_tiny"),
     "supervised": Method("supervised_w720", (*ADAMW, *LIGHT), scores=()),  # its own head has learned
 }
 FINETUNING = (*LIGHT, "--trainer.precision", "32-true", "--optim.epochs", "5", "--optim.batch_size", "64",
@@ -84,6 +85,7 @@ SCORES = {  # stage -> command, recipe, what changes in it, the stage whose weig
     "finetuning": ("finetune", "tran1_ft_{}", (*FINETUNING, "2e-3"), "tran1"),
     "finetuning-slow": ("finetune", "tran1_ft_{}", (*FINETUNING, "5e-4"), "tran1"),
 }
+ENCODERS = {"w720": "mobileformer_w720", "vit_tiny": "vit_tiny_patch16_224"}  # in names of recipes -> of models
 VIT = {"tran1_vit_tiny": "tran1_default", "tran1_ft_vit_tiny": "finetune_default"}  # rows the paper does not have
 COLUMNS = {"PSNR, dB": ("pretraining", "psnr"), "k-NN": ("knn", "knn"), "lin": ("lin", "top1"),
            "tran-1": ("tran1", "top1"), "tran-1-ft": ("finetuning", "top1"), "lr/4": ("finetuning-slow", "top1")}
@@ -127,7 +129,7 @@ def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
         run("train", method.recipe, folder / "pretraining", words, args)
     elif not weights["pretraining"].exists():
         torch.manual_seed(seed)
-        model = create_model(f"mobileformer_{method.encoder}+lin", image_size=64, num_classes=1)
+        model = create_model(f"{ENCODERS[method.encoder]}+lin", image_size=64, num_classes=1)
         save_weights(model, weights["pretraining"])
     neighbours(weights["pretraining"], folder, args)
     for stage in method.scores:
@@ -143,7 +145,7 @@ def run(command: str, recipe: str, out: Path, words: tuple[str, ...], args: argp
     if has_finished(out):
         return
     if recipe in VIT:
-        words = (*words, "--model.name", "vit_tiny_patch16_224+tran1")
+        words = (*words, "--model.name", f"{ENCODERS['vit_tiny']}+tran1")
     call(command, f"imagenette/{VIT.get(recipe, recipe)}", "--data", args.data, "--val", args.val, "--out", str(out),
          "--resume", *words)
 

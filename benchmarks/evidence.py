@@ -227,7 +227,7 @@ def plot_lengths(found: dict[str, Any]) -> Image.Image:
     figure = Figure(figsize=(6, 4), layout="constrained", dpi=110)
     axes = figure.subplots()
     for label in ("FINOLA", "masked FINOLA-E", "masked FINOLA-B"):
-        points = [(found["epochs"] * methods[name].length, scores[name]) for name in scores
+        points = [(selfsupervised.epochs_of(name, found["epochs"]), scores[name]) for name in scores
                   if methods[name].changes == methods[label].changes]
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
     axes.axhline(scores["untrained encoder"], color="0.6", linestyle=":", label="untrained encoder")

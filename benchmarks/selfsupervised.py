@@ -117,13 +117,18 @@ def folder_of(name: str, seed: int, out: Path) -> Path:
     return out / name.lower().replace(",", "").replace(" ", "_") / f"seed{seed}"
 
 
+def epochs_of(name: str, epochs: int) -> int:
+    """A method's, out of those of --epochs."""
+    return max(1, round(epochs * METHODS[name].length))
+
+
 def run_method(name: str, seed: int, args: argparse.Namespace) -> None:
     """Pre-training, k-NN, probes and fine-tuning of one method and seed, as far as they have not finished."""
     method, folder = METHODS[name], folder_of(name, seed, args.out)
     weights = {"pretraining": folder / "pretraining" / "weights.safetensors"}
     same = ("--seed", str(seed))
     if method.recipe:
-        epochs = max(1, round(args.epochs * method.length))
+        epochs = epochs_of(name, args.epochs)
         words = (*SMALL, "--optim.epochs", str(epochs), "--optim.batch_size", "64", "--optim.warmup_epochs", "1",
                  "--trainer.val_every", str(max(1, epochs // 3)), *method.changes, *same)
         run("train", method.recipe, folder / "pretraining", words, args)

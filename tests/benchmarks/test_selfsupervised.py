@@ -8,7 +8,7 @@ import pytest
 import selfsupervised
 from pictures import photo
 
-STAGES = {"pretraining", "lin", "tran1", "finetuning", "finetuning-slow"}
+STAGES = {"pretraining", "lin", "tran1", "finetuning"}
 
 
 @pytest.mark.slow
@@ -20,10 +20,10 @@ def test_stages_are_run_and_kept(tmp_path):
             for i in range(count):
                 photo(seed=i).save(tmp_path / part / name / f"{i}.jpg")
     command = [sys.executable, selfsupervised.__file__, "--data", tmp_path / "train", "--val", tmp_path / "val",
-               "--out", tmp_path / "out", "--epochs", "1", "--methods", "untrained encoder"]
+               "--out", tmp_path / "out", "--epochs", "1", "--methods", "untrained ViT-tiny"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=500).stdout
-    assert "| untrained encoder | - | " in printed
-    folder = tmp_path / "out" / "untrained_encoder" / "seed0"
+    assert "| untrained ViT-tiny | - | " in printed
+    folder = tmp_path / "out" / "untrained_vit-tiny" / "seed0"
     assert {path.name for path in folder.iterdir() if path.is_dir()} == STAGES
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.json")}
     subprocess.run(command, check=True, capture_output=True, timeout=100)

@@ -9,7 +9,8 @@ the frozen encoder's features are computed once; tran-1 probes, fine-tuning and 
 more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Fine-tuning runs in
 float32, as the recipes' probing does: bf16 rounds away part of what tells the features of two images apart. Seed 0
 alone is fine-tuned; of the lengths of q, the shorter schedule and the deeper decoder, none. The encoder that was not
-trained and the best of the pre-trained are fine-tuned at a quarter of the learning rate too: it may favour one of them.
+trained and FINOLA's after three times the epochs are fine-tuned at a quarter of the learning rate too: it may favour
+one of them.
 Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
 resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
@@ -37,6 +38,8 @@ from finola.provenance import record
 from finola.training.report import markdown_table, score
 from finola.weights import save_weights
 
+PROBED = ("lin", "tran1")
+
 
 @dataclass(frozen=True)
 class Method:
@@ -44,7 +47,7 @@ class Method:
     changes: tuple[str, ...] = ()
     encoder: str = "w720"
     length: float = 1.0  # of its schedule, in --epochs
-    scores: tuple[str, ...] = ("lin", "tran1", "finetuning")  # keys of SCORES
+    scores: tuple[str, ...] = (*PROBED, "finetuning")  # keys of SCORES
 
 
 SMALL = ("--data.image_size", "64", "--data.resident", "true", "--data.resident_size", "96")
@@ -54,8 +57,7 @@ ADAMW = ("--optim.base_lr", "4e-3")
 MASKED = (*ADAMW, "--model.block_size", "2")
 B = (*MASKED, "--model.decoder_depth", "1")
 FINOLA = (*ADAMW, "--model.map_size", "4", "--model.decoder_widths", "[128, 64, 32, 16, 16]", "--model.embed_dim")
-PROBED = ("lin", "tran1")
-AT_TWO_RATES = (*PROBED, "finetuning", "finetuning-slow")
+AT_TWO_RATES = (*Method.scores, "finetuning-slow")
 METHODS = {
     "untrained encoder": Method(None, scores=AT_TWO_RATES),
     "FINOLA": Method("default", (*FINOLA, "512")),

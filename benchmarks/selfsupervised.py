@@ -8,9 +8,9 @@ encoders, one transformer block in the decoders of masked FINOLA-B and of MAE. L
 the frozen encoder's features are computed once; tran-1 probes, fine-tuning and supervised training crop and mirror, no
 more: the recipes' stronger augmentation is made for hundreds of epochs, and slows so few down. Fine-tuning runs in
 float32, as the recipes' probing does: bf16 rounds away part of what tells the features of two images apart. Seed 0
-alone is fine-tuned; of the lengths of q, the shorter schedule and the deeper decoder, none. The encoder that was not
-trained and FINOLA's after three times the epochs are fine-tuned at a quarter of the learning rate too: it may favour
-one of them.
+alone is fine-tuned; of the lengths of q, the shorter schedule, the deeper decoder and the lower learning rate of
+pre-training, none. The encoder that was not trained and FINOLA's after three times the epochs are fine-tuned at a
+quarter of the learning rate too: it may favour one of them.
 Runs lie in OUT, one folder for each method and seed; those that have finished are kept, one that was stopped is
 resumed. OUT/pretraining.json holds the scores of all that have finished, of this call or an earlier one,
 OUT/pretraining.md the table, OUT/pretraining.png images.
@@ -56,6 +56,7 @@ LIGHT = ("--data.crop_scale", "[0.35, 1]", "--data.policy", "null", "--optim.ran
 ADAMW = ("--optim.base_lr", "4e-3")
 MASKED = (*ADAMW, "--model.block_size", "2")
 B = (*MASKED, "--model.decoder_depth", "1")
+DEEPER, SLOWER = ("--model.decoder_depth", "4"), ("--optim.base_lr", "1e-3")  # said after a method's own
 FINOLA = (*ADAMW, "--model.map_size", "4", "--model.decoder_widths", "[128, 64, 32, 16, 16]", "--model.embed_dim")
 AT_TWO_RATES = (*Method.scores, "finetuning-slow")
 METHODS = {
@@ -70,7 +71,9 @@ METHODS = {
     "FINOLA, three times the epochs": Method("default", (*FINOLA, "512"), length=3, scores=AT_TWO_RATES),
     "masked FINOLA-E, three times the epochs": Method("masked_e_w720", MASKED, length=3),
     "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
-    "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*MASKED, "--model.decoder_depth", "4"), scores=PROBED),
+    "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*B, *DEEPER), scores=PROBED),
+    "masked FINOLA-B, a quarter of the rate": Method("masked_b_w720", (*B, *SLOWER), scores=PROBED),
+    "masked FINOLA-B, 4 blocks, a quarter of the rate": Method("masked_b_w720", (*B, *DEEPER, *SLOWER), scores=PROBED),
     "MoCo-v2": Method("moco_w720"),
     "MAE, ViT-tiny": Method("mae_tiny", (*ADAMW, "--model.decoder_depth", "1"), "vit_tiny"),
     "SimMIM, ViT-tiny": Method("simmim_base", (*ADAMW, "--model.name", "simmim_vit_tiny"), "vit_tiny"),

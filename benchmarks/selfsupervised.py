@@ -72,6 +72,8 @@ METHODS = {
     "masked FINOLA-E, three times the epochs": Method("masked_e_w720", MASKED, length=3),
     "masked FINOLA-B, three times the epochs": Method("masked_b_w720", B, length=3),
     "masked FINOLA-B, 4 blocks": Method("masked_b_w720", (*B, *DEEPER), scores=PROBED),
+    "FINOLA, a quarter of the rate": Method("default", (*FINOLA, "512", *SLOWER), scores=PROBED),
+    "masked FINOLA-E, a quarter of the rate": Method("masked_e_w720", (*MASKED, *SLOWER), scores=PROBED),
     "masked FINOLA-B, a quarter of the rate": Method("masked_b_w720", (*B, *SLOWER), scores=PROBED),
     "masked FINOLA-B, 4 blocks, a quarter of the rate": Method("masked_b_w720", (*B, *DEEPER, *SLOWER), scores=PROBED),
     "MoCo-v2": Method("moco_w720"),
